@@ -15,9 +15,7 @@ class LanewayError(Exception):
     default_code: ClassVar[str] = "laneway_error"
     default_retryable: ClassVar[bool] = False
 
-    def __init__(
-        self, message: str, *, code: str | None = None, retryable: bool | None = None, **details: Any
-    ) -> None:
+    def __init__(self, message: str, *, code: str | None = None, retryable: bool | None = None, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code
@@ -32,7 +30,9 @@ class LanewayError(Exception):
         return {"code": self.code, "message": self.message, "retryable": self.retryable, "details": self.details}
 
 
-def _rebuild(cls: type[LanewayError], message: str, code: str, retryable: bool, details: dict[str, Any]) -> LanewayError:
+def _rebuild(
+    cls: type[LanewayError], message: str, code: str, retryable: bool, details: dict[str, Any]
+) -> LanewayError:
     return cls(message, code=code, retryable=retryable, **details)
 
 

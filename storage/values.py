@@ -82,7 +82,9 @@ def _check_value(value: object, field: str, depth_left: int, depth_max: int) -> 
         _check_string(value, field)
     elif isinstance(value, int):
         if not _INTEGER_MIN <= value <= _INTEGER_MAX:
-            raise InvalidInput(f"{field} holds an integer of {value.bit_length()} bits; the limit is 64", field=field, limit=64)
+            raise InvalidInput(
+                f"{field} holds an integer of {value.bit_length()} bits; the limit is 64", field=field, limit=64
+            )
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise InvalidInput(f"{field} holds {value}, which JSON cannot hold", field=field)

@@ -1,0 +1,170 @@
+"""The memory adapter, class E: a real store whose contents end with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .commands import Answer, Unit
+from .contract import LogPage, ScanPage, Snapshot, StoreInfo, Table, Tail
+from .engine import Engine, Resident
+from .errors import LanewayError, NotFound, Refused
+from .failpoints import NO_FAILPOINTS, Failpoints
+from .header import Batch, Changes, Checkpoint, Trace
+from .ledger import Row
+from .readback import control_row, page_of, public, resident_from, trace_of, wall_clock_ms
+from .values import DEFAULT_LIMITS, Limits
+
+
+class MemoryStore:
+    """Class E: nothing survives the process. It keeps the contract of `storage.contract.Store` otherwise."""
+
+    def __init__(
+        self,
+        *,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        limits: Limits = DEFAULT_LIMITS,
+        failpoints: Failpoints = NO_FAILPOINTS,
+    ) -> None:
+        self._now_ms = now_ms
+        self._rows: dict[str, Row] = {}
+        self._logs: dict[str, list[Batch]] = {}
+        self._agents: dict[str, str] = {}
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._leases: dict[str, int] = {}
+        self._engine = Engine(
+            _MemoryBacking(self), now_ms=now_ms, leases=self._leases, limits=limits, failpoints=failpoints
+        )
+
+    def commit(self, units: Sequence[Unit]) -> list[Answer]:
+        return self._engine.commit(units)
+
+    def store_changes(self, changes: Sequence[Changes]) -> None:
+        for change in changes:
+            for row in change.rows:
+                self._rows[row.submission_id] = row
+                if change.materialized is not None:
+                    self._agents[row.conversation_id] = change.materialized
+            for batch in change.batches:
+                self._logs.setdefault(batch.conversation_id, []).append(batch)
+            if change.checkpoint is not None:
+                self._checkpoints[change.checkpoint.conversation_id] = change.checkpoint
+
+    def rows_of(self, conversation_id: str) -> list[Row]:
+        return [row for row in self._rows.values() if row.conversation_id == conversation_id]
+
+    def batches_of(self, conversation_id: str, submission_id: str | None = None) -> list[Batch]:
+        log = self._logs.get(conversation_id, [])
+        return [batch for batch in log if submission_id is None or batch.submission_id == submission_id]
+
+    def materialized(self, conversation_id: str) -> bool:
+        return conversation_id in self._agents
+
+    def read_log(self, conversation_id: str, after: int = 0, limit: int = 1024) -> LogPage:
+        return page_of(self._logs.get(conversation_id, []), after, limit)
+
+    def inspect_tail(self, conversation_id: str) -> Tail:
+        header = self._engine.header(conversation_id)
+        return Tail(sequence=header.tail_sequence, digest=header.tail_digest, epoch=header.epoch)
+
+    def snapshot(self, submission_id: str) -> Snapshot:
+        row = self.lookup(submission_id)
+        if row is None:
+            raise NotFound(f"no submission {submission_id}", submission_id=submission_id)
+        host = self.lookup(row.host_id) if row.host_id else None
+        ids = {row.submission_id, row.host_id}
+        batches = [batch for batch in self.batches_of(row.conversation_id) if batch.submission_id in ids]
+        return Snapshot(row=row, host=host, tail=self.inspect_tail(row.conversation_id), batches=tuple(batches))
+
+    def scan_nonterminal(self, cursor: tuple[str, int] | None = None, limit: int = 1024) -> ScanPage:
+        now_ms = self._now_ms()
+        rows = sorted(
+            (row for row in self._rows.values() if not row.settled),
+            key=lambda row: (row.conversation_id, row.queue_sequence),
+        )
+        rows = [row for row in rows if cursor is None or (row.conversation_id, row.queue_sequence) > tuple(cursor)]
+        page = tuple(control_row(row, self._leases, now_ms) for row in rows[:limit])
+        last = (page[-1].conversation_id, page[-1].queue_sequence) if len(rows) > limit else None
+        return ScanPage(rows=page, cursor=last)
+
+    def lookup(self, submission_id: str) -> Row | None:
+        row = self._rows.get(submission_id)
+        return public(row) if row else None
+
+    def lookup_key(self, conversation_id: str, principal: str, idempotency_key: str) -> Row | None:
+        for row in self.rows_of(conversation_id):
+            if row.principal == principal and row.idempotency_key == idempotency_key:
+                return public(row)
+        return None
+
+    def list_rows(self, conversation_id: str | None = None, state: str | None = None, limit: int = 1000) -> list[Row]:
+        rows = [
+            public(row)
+            for row in self._rows.values()
+            if (conversation_id is None or row.conversation_id == conversation_id)
+            and (state is None or row.state == state)
+        ]
+        return rows[-limit:]
+
+    def list_conversations(self, after: str = "", limit: int = 1000) -> list[str]:
+        return [name for name in sorted(self._agents) if name > after][:limit]
+
+    def load_checkpoint(self, conversation_id: str) -> Checkpoint | None:
+        return self._checkpoints.get(conversation_id)
+
+    def renew_lease(self, owner_id: str, ttl_ms: int) -> int:
+        self._leases[owner_id] = self._now_ms() + ttl_ms
+        return self._leases[owner_id]
+
+    def retire_owner(self, owner_id: str) -> None:
+        self._leases.pop(owner_id, None)
+
+    def owners(self) -> dict[str, int]:
+        return dict(self._leases)
+
+    def query(self, sql: str, limit: int = 10_000) -> Table:
+        raise Refused("the memory store speaks no SQL; use a DuckDB store", code="sql_not_supported")
+
+    def info(self) -> StoreInfo:
+        engine = self._engine
+        return StoreInfo(
+            adapter="memory",
+            deployment_class="E",
+            path=None,
+            commits=engine.commits,
+            units=engine.units,
+            rejected=engine.rejected,
+            batches=engine.batches,
+            rows=engine.rows,
+            body_bytes=engine.body_bytes,
+        )
+
+    def close(self) -> None:
+        self._engine.forget()
+
+
+class _MemoryBacking:
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def load(self, conversation_id: str) -> Resident:
+        rows = self._store.rows_of(conversation_id)
+        batches = self._store.batches_of(conversation_id)
+        return resident_from(
+            conversation_id,
+            rows,
+            batches,
+            batches[-1] if batches else None,
+            self._store.materialized(conversation_id),
+        )
+
+    def load_closed(self, conversation_id: str, submission_id: str) -> tuple[Row, Trace] | None:
+        rows = [row for row in self._store.rows_of(conversation_id) if row.submission_id == submission_id]
+        if not rows:
+            return None
+        return rows[0], trace_of(self._store.batches_of(conversation_id, submission_id))
+
+    def write(self, changes: Sequence[Changes]) -> None:
+        self._store.store_changes(changes)
+
+    def refuse_admission(self) -> LanewayError | None:
+        return None

@@ -1,0 +1,226 @@
+"""Moves towards an outcome: approvals, Unknown, abort, settlement (Specification 10, 12, 13 and 16)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .commands import (
+    AbortAnswer,
+    DecideApproval,
+    Decided,
+    Finalize,
+    MarkUnknown,
+    Moved,
+    RequestAbort,
+    ReserveSettlement,
+    ResolveUnknown,
+    Suspend,
+)
+from .errors import Refused
+from .ledger import SETTLE_EVENTS, Abort, Approval, Event, Reservation, Row, State, UnknownCall
+from .records import SubmissionSettled, decode_records, settlement_record_id
+from .values import digest_of
+from .work import Work, settles_by_abort_alone
+
+_ERROR_BYTES_MAX = 16_384  # a recorded error is for people: enough for a trace, never a payload
+
+
+def suspend(work: Work, command: Suspend) -> Moved:
+    """Decisions that raced ahead count: when all are there, the work goes on at once."""
+    row = work.row(command.submission_id)
+    if row.state is State.SUSPENDED:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    work.require_fence(row.submission_id)
+    approvals = dict(row.approvals)
+    for request in command.approvals:
+        known = approvals.get(request.approval_id)
+        if known is None:
+            approvals[request.approval_id] = Approval(
+                call_id=request.call_id, input_digest=request.input_digest, requested=True
+            )
+        elif known.input_digest in ("", request.input_digest):
+            approvals[request.approval_id] = msgspec.structs.replace(
+                known, call_id=request.call_id, input_digest=request.input_digest, requested=True
+            )
+        else:
+            raise Refused(
+                f"approval {request.approval_id} was decided for other arguments", code="approval_digest_mismatch"
+            )
+    if all(approvals[request.approval_id].decision for request in command.approvals):
+        row = work.put(row, approvals=approvals)
+        return Moved(submission_id=row.submission_id, state=row.state)
+    row = work.move(row, Event.SUSPEND, approvals=approvals, token=None, owner_id=None)
+    work.drop_owner(row)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def decide_approval(work: Work, command: DecideApproval) -> Decided:
+    """The first decision wins; repeating it is idempotent, another one is answered with the first."""
+    row = work.row(command.submission_id)
+    known = row.approvals.get(command.approval_id)
+    if known is not None and known.decision is not None:
+        return Decided(decision=known.decision, author=known.author or "", state=row.state, replayed=True)
+    if row.settled:
+        raise Refused(f"{row.submission_id} is settled", code="already_settled", outcome=row.outcome)
+    if known is not None and command.input_digest is not None and known.input_digest not in ("", command.input_digest):
+        raise Refused(
+            f"approval {command.approval_id} binds other arguments",
+            code="approval_digest_mismatch",
+            recorded_digest=known.input_digest,
+            given_digest=command.input_digest,
+        )
+    known = known or Approval(call_id=command.call_id, input_digest=command.input_digest or "")
+    decided = msgspec.structs.replace(known, decision=command.decision, author=command.author, reason=command.reason)
+    row = work.put(row, approvals={**row.approvals, command.approval_id: decided})
+    if row.state is State.SUSPENDED and all(item.decision for item in row.approvals.values() if item.requested):
+        row = work.move(row, Event.DECIDE)
+    return Decided(decision=command.decision, author=command.author, state=row.state)
+
+
+def mark_unknown(work: Work, command: MarkUnknown) -> Moved:
+    """DUR-009: idempotent, and it can extend. The lane's permit is given back; the obligation stays."""
+    row = work.row(command.submission_id)
+    missing = {call: reason for call, reason in command.calls.items() if call not in row.unknown_calls}
+    if row.state is State.UNKNOWN and not missing:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    work.require_fence(row.submission_id)
+    calls = dict(row.unknown_calls)
+    for call_id, reason in missing.items():
+        calls[call_id] = UnknownCall(reason=reason, since_ms=work.now_ms)
+    row = work.move(row, Event.MARK_UNKNOWN, unknown_calls=calls, parked=command.park)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def resolve_unknown(work: Work, command: ResolveUnknown) -> Moved:
+    """One answer a call; the lane reopens when every marked call is covered (DUR-017)."""
+    row = work.row(command.submission_id)
+    call = row.unknown_calls.get(command.call_id)
+    if call is None:
+        raise Refused(f"call {command.call_id} is not open as unknown", code="call_not_unknown", state=str(row.state))
+    if call.resolution is not None:
+        if call.resolution == command.resolution and call.result == command.result:
+            return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+        raise Refused(
+            f"call {command.call_id} was resolved as {call.resolution} by {call.author}",
+            code="already_resolved",
+            resolution=call.resolution,
+            author=call.author,
+        )
+    if row.state is not State.UNKNOWN:
+        raise Refused(f"{row.submission_id} is {row.state}", code="not_unknown", state=str(row.state))
+    resolved = msgspec.structs.replace(
+        call,
+        resolution=command.resolution,
+        author=command.author,
+        note=command.reason,
+        result=command.result,
+    )
+    row = work.put(row, unknown_calls={**row.unknown_calls, command.call_id: resolved})
+    if all(item.resolution for item in row.unknown_calls.values()):
+        row = work.move(row, Event.RESOLVE, token=None, owner_id=None)
+        work.drop_owner(row)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def request_abort(work: Work, command: RequestAbort) -> AbortAnswer:
+    """DUR-012: durable, idempotent, and never against a terminal outcome."""
+    row = work.row(command.submission_id)
+    if row.settled:
+        if row.abort is not None and row.abort.abort_id == command.abort_id:
+            return AbortAnswer(abort=row.abort, state=row.state, replayed=True)
+        raise Refused(f"{row.submission_id} is settled as {row.outcome}", code="already_settled", outcome=row.outcome)
+    if row.abort is not None:
+        return AbortAnswer(abort=row.abort, state=row.state, replayed=True)
+    abort = Abort(abort_id=command.abort_id, author=command.author, reason=command.reason, at_ms=work.now_ms)
+    row = work.put(row, abort=abort)
+    return AbortAnswer(abort=abort, state=row.state)
+
+
+def reserve_settlement(work: Work, command: ReserveSettlement) -> Moved:
+    """DUR-011: one exact record; the same again is fine, anything else is refused."""
+    row = work.row(command.submission_id)
+    digest = digest_of(command.body.encode())
+    if row.reservation is not None and row.reservation.digest == digest:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    if row.settled or row.reservation is not None:
+        raise Refused(
+            f"{row.submission_id} has the settlement {row.outcome or (row.reservation and row.reservation.outcome)}",
+            code="settlement_conflict",
+            outcome=row.outcome or (row.reservation and row.reservation.outcome),
+        )
+    _check_settlement_body(row, command)
+    reservation = Reservation(
+        settlement_id=command.settlement_id, outcome=command.outcome, body=command.body, digest=digest
+    )
+    if settles_by_abort_alone(row):
+        if command.outcome != "aborted":
+            raise Refused("an abort intent authorises an aborted settlement alone", code="not_authorised")
+        work.drop_owner(row)
+        row = work.move(row, Event.RESERVE, reservation=reservation, token=None, owner_id=None)
+        return Moved(submission_id=row.submission_id, state=row.state)
+    work.require_fence(row.submission_id)
+    if row.state is State.JOINED:
+        row = work.put(row, reservation=reservation)
+    else:
+        if row.state not in (State.RUNNING, State.RECOVERY):
+            raise Refused(f"{row.submission_id} is {row.state}", code="not_running", state=str(row.state))
+        row = work.move(row, Event.RESERVE, reservation=reservation)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def _check_settlement_body(row: Row, command: ReserveSettlement) -> None:
+    records = decode_records(command.body, where="the settlement")
+    record = records[0] if len(records) == 1 else None
+    if not isinstance(record, SubmissionSettled):
+        raise Refused("a reservation holds exactly one settlement", code="settlement_invalid")
+    fits = (
+        record.submission_id == row.submission_id
+        and record.settlement_id == command.settlement_id
+        and record.outcome == command.outcome
+        and record.id == settlement_record_id(row.submission_id)
+    )
+    if not fits:
+        raise Refused("the settlement record is not the one reserved", code="settlement_invalid")
+    if record.outcome == "aborted" and record.output is not None:
+        raise Refused("an aborted settlement carries no output", code="settlement_invalid")
+    if (record.outcome == "failed") != (record.error is not None):
+        raise Refused("a failed settlement carries its error, and no other does", code="settlement_invalid")
+    if record.error is not None and len(msgspec.json.encode(record.error)) > _ERROR_BYTES_MAX:
+        raise Refused("the settlement's error is too large", code="settlement_invalid", limit=_ERROR_BYTES_MAX)
+
+
+def finalize(work: Work, command: Finalize) -> Moved:
+    """The ledger follows history: idempotent, and it keeps the first time (Specification 12)."""
+    row = work.row(command.submission_id)
+    if row.settled:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    sequence = work.trace(row.submission_id).records.get(settlement_record_id(row.submission_id))
+    if sequence is None or row.reservation is None:
+        raise Refused(f"the settlement of {row.submission_id} is not in the log", code="settlement_not_canonical")
+    outcome = row.reservation.outcome
+    row = work.move(
+        row,
+        SETTLE_EVENTS[outcome],
+        outcome=outcome,
+        settled_at_ms=work.now_ms,
+        settlement_sequence=sequence,
+        reservation=None,
+        token=None,
+        owner_id=None,
+        input="",
+    )
+    work.drop_owner(row)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+MOVES: dict[type, Any] = {
+    Suspend: suspend,
+    DecideApproval: decide_approval,
+    MarkUnknown: mark_unknown,
+    ResolveUnknown: resolve_unknown,
+    RequestAbort: request_abort,
+    ReserveSettlement: reserve_settlement,
+    Finalize: finalize,
+}

@@ -1,0 +1,223 @@
+"""Moves of the queue: admission, readiness, claims, joining (Specification 4, 5 and 6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .commands import (
+    Admit,
+    Admitted,
+    Claim,
+    ClaimJoining,
+    Grant,
+    Joining,
+    MarkJoined,
+    MarkReady,
+    Materialize,
+    Moved,
+    NotClaimed,
+    Release,
+    Resume,
+    RevertJoining,
+)
+from .errors import AdmissionConflict, Refused
+from .ledger import CLAIMABLE, WITH_OWNER, Event, Row, State, receipt_of
+from .records import input_record_id
+from .work import Work
+
+
+def admit(work: Work, command: Admit) -> Admitted:
+    """DUR-001, DUR-004: one row a key, and a queue sequence without gaps."""
+    existing = work.by_key(command.principal, command.idempotency_key)
+    if existing is not None:
+        if existing.input_digest != command.input_digest:
+            raise AdmissionConflict(
+                f"the idempotency key {command.idempotency_key!r} was admitted with another payload",
+                idempotency_key=command.idempotency_key,
+                stored_digest=existing.input_digest,
+                given_digest=command.input_digest,
+                submission_id=existing.submission_id,
+            )
+        work.admitted_as(command.submission_id, existing)
+        return Admitted(receipt=receipt_of(existing, replayed=True), state=existing.state)
+    if work.open_count() >= work.limits.queue_length_max:
+        raise Refused(
+            f"the queue of {work.before.conversation_id} holds {work.limits.queue_length_max:,} open submissions",
+            code="queue_full",
+            retryable=True,
+            limit=work.limits.queue_length_max,
+        )
+    row = Row(
+        submission_id=command.submission_id,
+        receipt_id=command.receipt_id,
+        conversation_id=work.before.conversation_id,
+        principal=command.principal,
+        idempotency_key=command.idempotency_key,
+        input_digest=command.input_digest,
+        queue_sequence=work.next_queue_sequence,
+        agent=command.agent,
+        input=command.input,
+        state=State.ADMITTED,
+        admitted_at_ms=work.now_ms,
+        updated_at_ms=work.now_ms,
+    )
+    work.next_queue_sequence += 1
+    work.add(row)
+    return Admitted(receipt=receipt_of(row, replayed=False), state=row.state)
+
+
+def materialize(work: Work, command: Materialize) -> Moved:
+    row = work.admitted_row(command.submission_id)
+    replayed = work.materialized
+    if not replayed:
+        work.materialized = True
+        work.materialized_agent = row.agent
+    return Moved(submission_id=row.submission_id, state=row.state, replayed=replayed)
+
+
+def mark_ready(work: Work, command: MarkReady) -> Moved:
+    row = work.admitted_row(command.submission_id)
+    if row.state is not State.ADMITTED:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    if not work.materialized:
+        raise Refused("the conversation is not materialized", code="not_materialized")
+    row = work.move(row, Event.MATERIALIZE)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def head_of(work: Work) -> Row | None:
+    """The row that the lane owes next: the first open one, parked Unknown work aside (DUR-004)."""
+    return next((row for row in work.open_rows() if not (row.state is State.UNKNOWN and row.parked)), None)
+
+
+def claim(work: Work, command: Claim) -> Grant | NotClaimed:
+    """DUR-005, DUR-006: the head alone, one live owner, a higher epoch each time."""
+    owner = work.owner()
+    if owner is not None and owner.state in WITH_OWNER and owner.token == command.token:
+        return _grant(work, owner, recovering=owner.state is State.RECOVERY)
+    if owner is not None and work.owner_is_live():
+        same_owner = owner.owner_id == command.owner_id and owner.attempt_id == command.replaces
+        if not same_owner:
+            return NotClaimed(reason="owned")
+    head = head_of(work)
+    if head is None:
+        return NotClaimed(reason="empty")
+    if command.submission_id and head.submission_id != command.submission_id:
+        return NotClaimed(reason="not_head")
+    if head.state is State.JOINED:
+        return _claim_orphan(work, head, command)
+    if head.state not in CLAIMABLE:
+        return NotClaimed(reason=str(head.state))
+    if head.state is State.READY and head.not_before_ms > work.now_ms:
+        return NotClaimed(reason="backoff")
+    event = {State.READY: Event.CLAIM, State.RUNNING: Event.LOSE_OWNER}.get(head.state)
+    row = work.move(head, event) if event else head
+    return _take(work, row, command, recovering=event is not Event.CLAIM)
+
+
+def _claim_orphan(work: Work, row: Row, command: Claim) -> Grant | NotClaimed:
+    host = work.find(row.host_id) if row.host_id else None
+    if host is not None and not host.settled:
+        return NotClaimed(reason="joined")
+    return _take(work, row, command, recovering=True)
+
+
+def _take(work: Work, row: Row, command: Claim, *, recovering: bool) -> Grant:
+    work.epoch += 1
+    previous = work.owner()
+    if previous is not None and previous.submission_id != row.submission_id:
+        work.put(previous, token=None, owner_id=None)
+    row = work.put(
+        row,
+        owner_id=command.owner_id,
+        attempt_id=command.attempt_id,
+        token=command.token,
+        epoch=work.epoch,
+        attempts=row.attempts + 1,
+    )
+    work.owned_by = row.submission_id
+    return _grant(work, row, recovering=recovering)
+
+
+def _grant(work: Work, row: Row, *, recovering: bool) -> Grant:
+    return Grant(
+        row=row,
+        attempt_id=row.attempt_id or "",
+        token=row.token or "",
+        epoch=row.epoch,
+        tail_sequence=work.tail_sequence,
+        tail_digest=work.tail_digest,
+        recovering=recovering,
+    )
+
+
+def release(work: Work, command: Release) -> Moved:
+    row = work.row(command.submission_id)
+    if row.state is State.READY and row.token is None:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    work.require_fence(row.submission_id)
+    row = work.move(row, Event.RELEASE, token=None, owner_id=None, not_before_ms=command.not_before_ms)
+    work.drop_owner(row)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def resume(work: Work, command: Resume) -> Moved:
+    """Recovery, Ready, Running in one step: the recoverer goes on under its own claim."""
+    row = work.row(command.submission_id)
+    work.require_fence(row.submission_id)
+    if row.state is State.RUNNING:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    row = work.move(work.move(row, Event.RESUME), Event.CLAIM)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def claim_joining(work: Work, command: ClaimJoining) -> Joining:
+    """The contiguous ready prefix behind the host. Settled rows are no gap, an admitted row is (Specification 5)."""
+    host = work.row(command.submission_id)
+    work.require_fence(host.submission_id)
+    joining: list[Row] = []
+    for row in list(work.open_rows()):
+        if row.queue_sequence <= host.queue_sequence:
+            continue
+        if row.state is State.READY and len(joining) < command.limit:
+            joining.append(work.move(row, Event.CLAIM_JOINING, host_id=host.submission_id))
+        elif row.state is State.JOINING and row.host_id == host.submission_id:
+            joining.append(row)
+        elif not (row.state is State.JOINED and row.host_id == host.submission_id):
+            break
+    return Joining(rows=tuple(joining))
+
+
+def mark_joined(work: Work, command: MarkJoined) -> Moved:
+    row = work.row(command.submission_id)
+    if row.state is State.JOINED:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    host = work.require_fence(row.submission_id)
+    sequence = work.trace(row.submission_id).records.get(input_record_id(row.submission_id))
+    if sequence is None:
+        raise Refused("the joining input is not in the log", code="input_not_canonical")
+    row = work.move(row, Event.APPLY_JOINED, input_sequence=sequence, run_id=host.run_id, input="")
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def revert_joining(work: Work, command: RevertJoining) -> Moved:
+    """DUR-016: only before the input is canonical."""
+    row = work.row(command.submission_id)
+    work.require_fence(row.submission_id)
+    if input_record_id(row.submission_id) in work.trace(row.submission_id).records:
+        raise Refused("the joining input stands in the log", code="input_already_canonical")
+    row = work.move(row, Event.REVERT_JOINING, host_id=None)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+MOVES: dict[type, Any] = {
+    Admit: admit,
+    Materialize: materialize,
+    MarkReady: mark_ready,
+    Claim: claim,
+    Release: release,
+    Resume: resume,
+    ClaimJoining: claim_joining,
+    MarkJoined: mark_joined,
+    RevertJoining: revert_joining,
+}
