@@ -11,6 +11,9 @@ from .ledger import Row, State
 from .records import (
     SCHEMA_VERSION,
     AnyRecord,
+    InputRecorded,
+    RecoveryDecided,
+    RepairAnnotated,
     SubmissionSettled,
     decode_records,
     encode_records,
@@ -92,12 +95,14 @@ def _checked_records(work: Work, row: Row, trace: Trace, command: Append) -> tup
     for record in records:
         if record.id in trace.records or record.id in seen:
             raise Refused(f"record {record.id} stands in the log already", code="record_reused", record_id=record.id)
-        if settled:
+        if settled and not isinstance(record, RecoveryDecided | RepairAnnotated):
             raise Refused(f"{row.submission_id} has its settlement in the log", code="already_settled")
         seen.add(record.id)
         if isinstance(record, SubmissionSettled):
             _check_settlement(row, record)
             settled = True
+        elif isinstance(record, InputRecorded) and record.queue_sequence != row.queue_sequence:
+            raise Refused("the input does not carry its queue sequence", code="input_conflict")
         elif settles_by_abort_alone(row):
             _check_evidence(record)
     return records

@@ -35,6 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     provider_id: str
     name: str
     arguments: str
+    extra: dict[str, Any] = {}
 
 
 class ErrorFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,6 +111,8 @@ class ToolCallSettled(Record, tag="tool_call_settled"):
     result: Any = None
     error: ErrorFact | None = None
     author: str = "tool"
+    message_keys: dict[str, Any] | None = None
+    """Other keys of the tool message, kept for exact export; None means its usual `name`."""
 
 
 class ToolCallUnknown(Record, tag="tool_call_unknown"):

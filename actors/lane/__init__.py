@@ -1,1 +1,1 @@
-"""TODO"""
+"""The lane of one conversation: project, decide, do, commit."""

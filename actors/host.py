@@ -1,0 +1,303 @@
+"""The host of many lanes in one process. It knows no Ray: actors and the local runtime are shells round it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..agents.protocol import Delta
+from ..agents.registry import Registry
+from ..storage.commands import AbortAnswer
+from ..storage.errors import InvalidInput, LanewayError, NotFound
+from ..storage.failpoints import NO_FAILPOINTS, Failpoints
+from ..storage.ids import new_id
+from ..storage.ledger import Receipt, Row
+from ..storage.readback import wall_clock_ms
+from ..storage.records import AnyRecord, SubmissionSettled, decode_records
+from .lane.feed import Cursor
+from .lane.lane import Admission, Lane, Settlement, settlement_of
+from .lane.services import LaneServices
+from .lane.settings import LaneSettings
+from .store_client import StoreClient, StoreLink
+
+_log = logging.getLogger("laneway.host")
+_RECHECK_S = 2.0  # how long a waiter trusts that this host would be told of a settlement
+
+
+class Poll(msgspec.Struct, frozen=True, kw_only=True):
+    """What a watcher gets: canonical records with their sequence, provisional deltas, and where to go on.
+
+    `quiet` says that nothing is owed in this conversation: the stream has come to its end.
+    """
+
+    records: list[tuple[int, AnyRecord]]
+    deltas: list[Delta]
+    cursor: Cursor
+    quiet: bool
+
+
+class LaneHost:
+    """Hosts up to `lanes_per_actor` lanes, passivates idle ones, and holds one lease for all of them."""
+
+    def __init__(
+        self,
+        link: StoreLink,
+        registry: Registry,
+        settings: LaneSettings,
+        *,
+        failpoints: Failpoints = NO_FAILPOINTS,
+        chance: random.Random | None = None,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.owner_id = new_id("own")
+        self._link = link
+        self._settings = settings
+        self._monotonic = monotonic
+        self._chance = chance or random.Random()
+        self.store = StoreClient(link, self._chance)
+        self._registry = registry
+        self._lanes: OrderedDict[str, Lane] = OrderedDict()
+        self._waiting: OrderedDict[str, None] = OrderedDict()
+        self._waiters: dict[str, set[asyncio.Future[Settlement | None]]] = {}
+        self._counts: Counter[str] = Counter()
+        self._closed = threading.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._services = LaneServices(
+            store=self.store,
+            registry=registry,
+            owner_id=self.owner_id,
+            settings=settings,
+            now_ms=now_ms,
+            monotonic=monotonic,
+            chance=self._chance,
+            recorded=self._recorded,
+            settled=self._settled,
+            lane_idle=self._lane_idle,
+            failpoints=failpoints,
+            counts=self._counts,
+        )
+
+    async def start(self) -> None:
+        """Take the process's lease and keep it from a thread, so that a busy event loop never loses it."""
+        await self.store.read("renew_lease", self.owner_id, self._lease_ms)
+        threading.Thread(target=self._renew, name="laneway-lease", daemon=True).start()
+        self._tasks.append(asyncio.get_running_loop().create_task(self._passivate_idle()))
+
+    async def close(self) -> None:
+        """Stop every lane where it stands and give the lease back; others may claim at once."""
+        self._closed.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(lane.close() for lane in self._lanes.values()), return_exceptions=True)
+        await self.store.close()
+        try:
+            await self._link.call("retire_owner", self.owner_id)
+        except LanewayError as error:
+            _log.info("the lease runs out by itself: %s", error)
+
+    # --- what callers ask --------------------------------------------------------------------------------------------
+
+    async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
+        """Durable admission (DUR-001). Raises: AdmissionConflict, InvalidInput for an unknown agent, Refused."""
+        if self._registry.get(admission.agent) is None:
+            known = ", ".join(self._registry.names()) or "none"
+            raise InvalidInput(f"no agent is named {admission.agent!r}; this runtime knows {known}", field="agent")
+        lane = self._resident(conversation_id)
+        if lane is not None:
+            return await lane.submit(admission, may_run=True)
+        receipt = await Lane(conversation_id, self._services).submit(admission, may_run=False)
+        self._waiting[conversation_id] = None
+        return receipt
+
+    async def activate(self, conversation_ids: list[str]) -> None:
+        """Look for work in these conversations; harmless where there is none."""
+        for conversation_id in conversation_ids:
+            lane = self._resident(conversation_id)
+            if lane is None:
+                self._waiting[conversation_id] = None
+            else:
+                lane.wake()
+
+    async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
+        """Wait for the outcome, `timeout_s` at most; None when it is still open then. Raises: NotFound."""
+        deadline = self._monotonic() + timeout_s
+        future: asyncio.Future[Settlement | None]
+        while True:
+            future = asyncio.get_running_loop().create_future()
+            self._waiters.setdefault(submission_id, set()).add(future)
+            try:
+                settled = await self._recorded_settlement(conversation_id, submission_id)
+                remaining = deadline - self._monotonic()
+                if settled is not None or remaining <= 0:
+                    return settled
+                async with asyncio.timeout(min(remaining, _RECHECK_S)):
+                    settled = await future
+                if settled is not None:
+                    return settled
+            except TimeoutError:
+                continue
+            finally:
+                waiters = self._waiters.get(submission_id)
+                if waiters is not None:
+                    waiters.discard(future)
+                    if not waiters:
+                        del self._waiters[submission_id]
+
+    async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
+        """Records behind the cursor and provisional deltas; waits for some, `timeout_s` at most."""
+        lane = self._resident(conversation_id) or Lane(conversation_id, self._services)
+        if lane.nothing_to_do is None and lane.idle:
+            lane.wake()
+        deadline = self._monotonic() + timeout_s
+        while True:
+            quiet = lane.quiet
+            records = await self._records(lane, cursor.after)
+            deltas, count = lane.feed.deltas_after(cursor)
+            remaining = deadline - self._monotonic()
+            if records or deltas or quiet or remaining <= 0:
+                after = records[-1][0] if records else cursor.after
+                return Poll(
+                    records=records,
+                    deltas=deltas,
+                    cursor=Cursor(after=after, generation=lane.feed.generation, delta=count),
+                    quiet=quiet,
+                )
+            await lane.feed.changed(min(remaining, _RECHECK_S), lambda: lane.quiet)
+
+    async def abort(
+        self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
+    ) -> AbortAnswer:
+        """DUR-012. Raises: Refused with code "already_settled", NotFound."""
+        lane = self._resident(conversation_id) or Lane(conversation_id, self._services)
+        return await lane.abort(submission_id, abort_id, author, reason)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this process since it started."""
+        return {
+            "owner_id": self.owner_id,
+            "lanes": len(self._lanes),
+            "waiting": len(self._waiting),
+            **dict(self._counts),
+        }
+
+    # --- lanes -------------------------------------------------------------------------------------------------------
+
+    def _resident(self, conversation_id: str) -> Lane | None:
+        """The conversation's lane, made if there is room for it; None when every lane here is at work."""
+        lane = self._lanes.get(conversation_id)
+        if lane is None:
+            if not self._make_room():
+                return None
+            lane = self._lanes[conversation_id] = Lane(conversation_id, self._services)
+            self._waiting.pop(conversation_id, None)
+        else:
+            self._lanes.move_to_end(conversation_id)
+        return lane
+
+    def _make_room(self) -> bool:
+        if len(self._lanes) < self._settings.lanes_per_actor:
+            return True
+        idle = next((name for name, lane in self._lanes.items() if lane.idle), None)
+        if idle is None:
+            return False
+        self._passivate(idle)
+        return True
+
+    def _passivate(self, conversation_id: str) -> None:
+        lane = self._lanes.pop(conversation_id)
+        lane.feed.close()
+        self._counts["passivated"] += 1
+
+    def _lane_idle(self, lane: Lane) -> None:
+        lane.feed.stirred()
+        if self._waiting and not self._closed.is_set():
+            asyncio.get_running_loop().call_soon(self._admit_waiting)
+
+    def _admit_waiting(self) -> None:
+        while self._waiting and self._make_room():
+            conversation_id, _ = self._waiting.popitem(last=False)
+            lane = self._lanes[conversation_id] = Lane(conversation_id, self._services)
+            lane.wake()
+
+    async def _passivate_idle(self) -> None:
+        while True:
+            await asyncio.sleep(min(5.0, self._settings.idle_s))
+            before = self._monotonic() - self._settings.idle_s
+            for name in [name for name, lane in self._lanes.items() if lane.idle and lane.used_at < before]:
+                self._passivate(name)
+
+    # --- what lanes tell ---------------------------------------------------------------------------------------------
+
+    def _recorded(self, conversation_id: str, records: tuple[AnyRecord, ...]) -> None:
+        for record in records:
+            if isinstance(record, SubmissionSettled):
+                self._counts[f"settled:{record.outcome}"] += 1
+                for future in self._waiters.get(record.submission_id, ()):
+                    if not future.done():
+                        future.set_result(settlement_of(record))
+
+    def _settled(self, submission_id: str) -> None:
+        for future in self._waiters.get(submission_id, ()):
+            if not future.done():
+                future.set_result(None)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def _recorded_settlement(self, conversation_id: str, submission_id: str) -> Settlement | None:
+        lane = self._lanes.get(conversation_id)
+        seen = lane.settlement(submission_id) if lane else None
+        if seen is not None:
+            return seen
+        row: Row | None = await self.store.read("lookup", submission_id)
+        if row is None:
+            raise NotFound(f"no submission {submission_id}", submission_id=submission_id)
+        if row.settlement_sequence is None:
+            await self.activate([conversation_id])
+            return None
+        return await read_settlement(self.store, row)
+
+    async def _records(self, lane: Lane, after: int) -> list[tuple[int, AnyRecord]]:
+        recent = lane.feed.records_after(after)
+        if recent is not None:
+            return recent
+        page = await self.store.read_log(lane.conversation_id, after, self._settings.limits.page_records_max)
+        found: list[tuple[int, AnyRecord]] = []
+        for batch in page.batches:
+            records = decode_records(batch.body, where=f"{lane.conversation_id} at {batch.first_sequence}")
+            found.extend((batch.first_sequence + index, record) for index, record in enumerate(records))
+        return [(sequence, record) for sequence, record in found if sequence > after]
+
+    # --- the lease ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._settings.lease_ttl_s * 1000)
+
+    def _renew(self) -> None:
+        while not self._closed.wait(self._settings.lease_ttl_s / 3):
+            try:
+                self._link.call_blocking("renew_lease", self.owner_id, self._lease_ms)
+            except (LanewayError, RuntimeError) as error:
+                if not self._closed.is_set():
+                    _log.warning("the lease was not renewed: %s", error)
+
+
+async def read_settlement(store: StoreClient, row: Row) -> Settlement:
+    """The canonical settlement of a settled row: history is the authority, not the row (DUR-015)."""
+    assert row.settlement_sequence is not None
+    page = await store.read_log(row.conversation_id, row.settlement_sequence - 1, 1)
+    for batch in page.batches:
+        for record in decode_records(batch.body, where=f"{row.conversation_id} at {batch.first_sequence}"):
+            if isinstance(record, SubmissionSettled) and record.submission_id == row.submission_id:
+                return settlement_of(record)
+    raise NotFound(f"the settlement of {row.submission_id} is not in the log", submission_id=row.submission_id)

@@ -1,0 +1,137 @@
+"""What a lane does outside of the store: model calls, tool calls, reconciliation. Nothing here is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...agents.agent import Agent
+from ...agents.protocol import Delta, ModelRequest, ModelResponse
+from ...agents.reconcile import Reconciliation
+from ...agents.responses import check_response
+from ...agents.tools import Tool, ToolContext, ToolMessage
+from ...recovery.backoff import backoff_s
+from ...storage.errors import InvalidInput, LanewayError, ModelError
+from ...storage.records import ErrorFact
+from ...storage.values import check_json
+from .settings import LaneSettings
+
+ERROR_LENGTH_MAX = 2_000  # what a model or an operator reads of an error; the rest belongs into the program's own log
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The tool returned this JSON value."""
+
+    result: Any
+    message_keys: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The tool did not do what was asked, or was never run; the model reads why."""
+
+    error: ErrorFact
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """The tool may or may not have had its effect."""
+
+    reason: str
+
+
+ToolOutcome = Succeeded | Failed | Unproven
+
+
+def error_fact(error: BaseException, code: str | None = None) -> ErrorFact:
+    """A bounded error as it is recorded: code and message; no trace, no object."""
+    if isinstance(error, LanewayError):
+        text, found = error.message, error.code
+    else:
+        text, found = f"{type(error).__name__}: {error}", "tool_failed"
+    clean = text.encode("utf-8", "replace").decode()[:ERROR_LENGTH_MAX]
+    return ErrorFact(code=code or found, message=clean)
+
+
+async def call_model(
+    agent: Agent,
+    request: ModelRequest,
+    emit: Callable[[Delta], None],
+    *,
+    chance: random.Random,
+    settings: LaneSettings,
+    count: Callable[[], None],
+    interrupted: Callable[[int, ModelError], Awaitable[None]],
+) -> ModelResponse:
+    """One complete response, tried `model_attempts_max` times with backoff while an error is retryable.
+
+    `count` is told of each request, `interrupted` of each one that failed and is tried again.
+    Raises: ModelError when the model fails for good.
+    """
+    model = agent.model
+    assert not isinstance(model, str)
+    for attempt in range(1, agent.model_attempts_max + 1):
+        deadline = asyncio.timeout(agent.model_timeout_s)
+        try:
+            count()
+            async with deadline:
+                return check_response(await model.respond(request, emit), limits=settings.limits)
+        except ModelError as failure:
+            error = failure
+        except Exception as failure:
+            if deadline.expired():
+                message = f"the model gave no answer within {agent.model_timeout_s} s"
+                error = ModelError(message, code="model_timeout", retryable=True)
+            else:
+                error = ModelError(f"the model raised {type(failure).__name__}: {failure}"[:ERROR_LENGTH_MAX])
+        if not error.retryable or attempt == agent.model_attempts_max:
+            raise error
+        await interrupted(attempt, error)
+        after = error.details.get("retry_after")
+        wait_s = backoff_s(
+            attempt, chance, first_s=settings.model_backoff_first_s, most_s=settings.model_backoff_most_s
+        )
+        if isinstance(after, int | float):
+            wait_s = max(wait_s, min(float(after), settings.model_backoff_most_s))
+        await asyncio.sleep(wait_s)
+    raise AssertionError("model_attempts_max is at least 1")
+
+
+async def call_tool(tool: Tool, context: ToolContext, arguments: dict[str, Any], settings: LaneSettings) -> ToolOutcome:
+    """Run the tool once. A failure is an answer for the model; only an uncertain tool's timeout proves nothing."""
+    deadline = asyncio.timeout(tool.timeout_s)
+    try:
+        async with deadline:
+            value = await tool.call(context, arguments)
+    except Exception as error:
+        if not deadline.expired():
+            return Failed(error_fact(error))
+        message = f"tool {tool.name} gave no answer within {tool.timeout_s} s"
+        return (
+            Unproven(message) if tool.effect == "uncertain" else Failed(ErrorFact(code="tool_timeout", message=message))
+        )
+    keys = value.keys if isinstance(value, ToolMessage) else None
+    value = value.content if isinstance(value, ToolMessage) else value
+    try:
+        check_json(
+            value,
+            "result",
+            bytes_max=settings.limits.tool_result_bytes_max,
+            depth_max=settings.limits.json_depth_max,
+        )
+    except InvalidInput as error:
+        return Failed(error_fact(error, "tool_result_invalid"))
+    return Succeeded(value, keys)
+
+
+async def reconcile(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Reconciliation | None:
+    """The proof that the tool's reconciler has, None when it has none or fails to answer."""
+    try:
+        async with asyncio.timeout(tool.timeout_s):
+            return await tool.run_reconcile(context, arguments)
+    except Exception:
+        return None

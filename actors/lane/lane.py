@@ -1,0 +1,345 @@
+"""The lane: one conversation's owner in this process. It claims, drives what it claimed, and tells who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from ...recovery.classify import Evidence, classify
+from ...storage.commands import (
+    AbortAnswer,
+    Admit,
+    Admitted,
+    Append,
+    Claim,
+    Finalize,
+    Grant,
+    MarkReady,
+    Materialize,
+    NotClaimed,
+    RequestAbort,
+    ReserveSettlement,
+    Unit,
+)
+from ...storage.errors import Fenced, IllegalTransition, LanewayError, NotFound, Refused, StaleTail
+from ...storage.failpoints import Point
+from ...storage.ids import new_id, new_token
+from ...storage.ledger import Receipt, Row
+from ...storage.projection import ConversationView
+from ...storage.records import AnyRecord, decode_records, encode_records
+from . import facts
+from .attempt import Attempt
+from .feed import Feed
+from .outbox import Outbox
+from .services import LaneServices
+
+_log = logging.getLogger("laneway.lane")
+_FAULT_WAIT_S = 1.0  # an unexpected error is tried again after this, not in a hot loop
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """The one recorded outcome of a submission."""
+
+    submission_id: str
+    outcome: str
+    output: object = None
+    error: dict[str, object] | None = None
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A checked input on its way to the ledger; the ids are drawn once and kept over every retry."""
+
+    submission_id: str
+    receipt_id: str
+    principal: str
+    idempotency_key: str
+    agent: str
+    input: str
+    input_digest: str
+
+
+class Lane:
+    """Runs the submissions of one conversation in queue order, one at a time (DUR-004, DUR-005)."""
+
+    def __init__(self, conversation_id: str, services: LaneServices) -> None:
+        self.conversation_id = conversation_id
+        self._services = services
+        self._view: ConversationView | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+        self._closing = False
+        self.nothing_to_do: str | None = None
+        self._attempt: Attempt | None = None
+        self._last_attempt_id: str | None = None
+        self._last_queue_sequence = 0
+        self._admitting = asyncio.Lock()
+        self.feed = Feed()
+        self.used_at = services.monotonic()
+
+    # --- what the host asks ------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs, nobody waits and nobody watches: the lane may leave memory."""
+        return self._task is None and not self._admitting.locked() and not self.feed.watched
+
+    async def submit(self, admission: Admission, *, may_run: bool) -> Receipt:
+        """Admit durably and return the receipt; on an idle lane the claim and the input travel in the same commit."""
+        self.used_at = self._services.monotonic()
+        async with self._admitting:
+            if may_run and self._task is None and not self._services.settings.stepwise and not self._closing:
+                receipt = await self._submit_and_claim(admission)
+                if receipt is not None:
+                    return receipt
+            accepted = await self._services.store.commit(
+                Unit(conversation_id=self.conversation_id, commands=admission_commands(admission))
+            )
+            admitted = accepted.results[0]
+            assert isinstance(admitted, Admitted)
+            self._services.failpoints.hit(Point.AFTER_ADMISSION)
+        self._last_queue_sequence = max(self._last_queue_sequence, admitted.receipt.queue_sequence)
+        if may_run:
+            self.wake()
+        return admitted.receipt
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the lane looked for work and nothing is owed."""
+        return self._task is None and self.nothing_to_do == "empty"
+
+    def wake(self) -> None:
+        """Look for work: claim the head if nobody live owns it, and drive."""
+        self._start(None)
+
+    async def abort(self, submission_id: str, abort_id: str, author: str, reason: str) -> AbortAnswer:
+        """DUR-012: the intent is durable first; queued work settles at once, active work is then interrupted.
+
+        Raises: Refused with code "already_settled"; NotFound.
+        """
+        self.used_at = self._services.monotonic()
+        attempt = self._attempt
+        if attempt is not None and attempt.submission_id == submission_id and not attempt.over:
+            return await attempt.abort(abort_id, author, reason)
+        request = RequestAbort(submission_id=submission_id, abort_id=abort_id, author=author, reason=reason)
+        accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(request,)))
+        answer = accepted.results[0]
+        assert isinstance(answer, AbortAnswer)
+        await self._settle_aborted(submission_id)
+        self.wake()
+        return answer
+
+    def settlement(self, submission_id: str) -> Settlement | None:
+        """The outcome if this lane has seen it."""
+        view = self._view
+        record = view.settlements.get(submission_id) if view else None
+        return None if record is None else settlement_of(record)
+
+    async def close(self) -> None:
+        """Stop at once and leave the rest to whoever claims next; what is committed stays."""
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.feed.close()
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    async def _submit_and_claim(self, admission: Admission) -> Receipt | None:
+        """Admit, claim and apply the input in one unit; None when the lane has other work first."""
+        view = await self._loaded()
+        if self._task is not None or self._services.registry.get(admission.agent) is None:
+            return None
+        claim = self._claim_command(admission.submission_id)
+        sequence = max(self._last_queue_sequence, *(r.queue_sequence for r in view.inputs.values()), 0) + 1
+        row = facts.admitted_row(admission, self.conversation_id, claim, sequence)
+        outbox = self._outbox(row.submission_id, claim.token, None, view)
+        outbox.command(*admission_commands(admission), claim)
+        attempt = Attempt(row, claim.attempt_id, outbox, view, self._services, self.feed)
+        attempt.prepare_start()
+        try:
+            await outbox.flush()
+        except (Refused, NotFound, Fenced, StaleTail, IllegalTransition):
+            self._view = None  # somebody else has written here: the plain way, and a fresh look at the log
+            return None
+        except LanewayError:
+            self._view = None
+            raise
+        assert outbox.receipt is not None
+        self._last_queue_sequence = sequence
+        self._start(attempt)
+        return outbox.receipt
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _start(self, attempt: Attempt | None) -> None:
+        if self._closing:
+            return
+        if self._task is not None:
+            self._again = True
+            return
+        self.nothing_to_do = None
+        self._task = asyncio.get_running_loop().create_task(self._run(attempt), name=f"lane {self.conversation_id}")
+
+    async def _run(self, attempt: Attempt | None) -> None:
+        try:
+            while True:
+                self._again = False
+                try:
+                    attempt = attempt or await self._claim()
+                    while attempt is not None:
+                        attempt = await self._drive(attempt)
+                except LanewayError as error:
+                    # Fenced or refused: another attempt owns the lane, and this one ends itself.
+                    _log.info("%s: attempt ended: %s", self.conversation_id, error)
+                    self._view, attempt = None, None
+                except Exception:
+                    _log.exception("%s: the lane failed and tries again", self.conversation_id)
+                    self._view, attempt = None, None
+                    self._again = True
+                    await asyncio.sleep(_FAULT_WAIT_S)
+                if not self._again and self.nothing_to_do is not None:
+                    return
+        finally:
+            self._attempt = None
+            self._task = None
+            self.used_at = self._services.monotonic()
+            self._services.lane_idle(self)
+
+    async def _drive(self, attempt: Attempt) -> Attempt | None:
+        """Drive one claimed submission to its end; the attempt for the next one if its claim came with the end."""
+        self._attempt = attempt
+        self._last_attempt_id = attempt.attempt_id
+        try:
+            self.nothing_to_do = None
+            grant = await attempt.drive(next_claim=None if self._closing else self._claim_command(""))
+        finally:
+            self._attempt = None
+            self.feed.turn_over()
+        if isinstance(grant, NotClaimed):
+            self.nothing_to_do = grant.reason
+        return self._attempt_of(grant) if isinstance(grant, Grant) else None
+
+    async def _claim(self) -> Attempt | None:
+        view = await self._loaded()
+        command = self._claim_command("")
+        accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(command,)))
+        grant = accepted.results[0]
+        if isinstance(grant, NotClaimed):
+            self.nothing_to_do = grant.reason
+            return None
+        assert isinstance(grant, Grant)
+        if grant.tail_sequence != view.tail_sequence:
+            self._view = None
+            view = await self._loaded()
+        self._services.failpoints.hit(Point.AFTER_CLAIM)
+        return self._attempt_of(grant)
+
+    def _attempt_of(self, grant: Grant) -> Attempt:
+        assert self._view is not None
+        outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, self._view)
+        attempt = Attempt(grant.row, grant.attempt_id, outbox, self._view, self._services, self.feed)
+        self._last_queue_sequence = max(self._last_queue_sequence, grant.row.queue_sequence)
+        if grant.recovering:
+            attempt.recover(classify(Evidence(grant.row, None, self._view)))
+        return attempt
+
+    def _claim_command(self, submission_id: str) -> Claim:
+        return Claim(
+            submission_id=submission_id,
+            owner_id=self._services.owner_id,
+            attempt_id=new_id("att"),
+            token=new_token(),
+            replaces=self._last_attempt_id if self._attempt is None else None,
+        )
+
+    def _outbox(self, submission_id: str, token: str, epoch: int | None, view: ConversationView) -> Outbox:
+        return Outbox(
+            self.conversation_id,
+            submission_id,
+            self._services.store,
+            view,
+            token=token,
+            epoch=epoch,
+            producer_id=self._services.owner_id,
+            published=self._published,
+            stepwise=self._services.settings.stepwise,
+            failpoints=self._services.failpoints,
+        )
+
+    # --- the log -----------------------------------------------------------------------------------------------------
+
+    async def _loaded(self) -> ConversationView:
+        """The projection of the whole log, read once and kept from then on."""
+        if self._view is None:
+            view = ConversationView()
+            while True:
+                page = await self._services.store.read_log(self.conversation_id, view.tail_sequence, 1024)
+                for batch in page.batches:
+                    view.extend(decode_records(batch.body, where=f"{self.conversation_id} at {batch.first_sequence}"))
+                if not page.more:
+                    break
+            self._view = view
+        return self._view
+
+    def _published(self, first_sequence: int, records: tuple[AnyRecord, ...]) -> None:
+        self.feed.committed(first_sequence, records)
+        self._services.recorded(self.conversation_id, records)
+
+    async def _settle_aborted(self, submission_id: str) -> None:
+        """Settle work that nobody runs by its abort intent; where somebody runs it, the intent alone stands."""
+        snapshot = await self._services.store.snapshot(submission_id)
+        row: Row = snapshot.row
+        records, reserve = facts.aborted_unowned(snapshot)
+        append = Append(
+            submission_id=row.submission_id,
+            batch_id=facts.abort_batch_id(row.submission_id),
+            producer_id=self._services.owner_id,
+            body=encode_records(records).decode(),
+        )
+        commands: tuple[ReserveSettlement | Append | Finalize, ...] = (
+            reserve,
+            append,
+            Finalize(submission_id=row.submission_id),
+        )
+        try:
+            await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=commands))
+        except (Fenced, Refused, StaleTail, IllegalTransition) as error:
+            _log.info("%s: %s is left to its owner: %s", self.conversation_id, submission_id, error)
+            return
+        self._view = None if self._task is None else self._view
+        self.feed.stirred()
+        self._services.settled(submission_id)
+
+
+def admission_commands(admission: Admission) -> tuple[Admit | Materialize | MarkReady, ...]:
+    """Admission as the specification orders it (section 4); a repeat finishes what an earlier try left (DUR-001)."""
+    return (
+        Admit(
+            submission_id=admission.submission_id,
+            receipt_id=admission.receipt_id,
+            principal=admission.principal,
+            idempotency_key=admission.idempotency_key,
+            agent=admission.agent,
+            input=admission.input,
+            input_digest=admission.input_digest,
+        ),
+        Materialize(submission_id=admission.submission_id),
+        MarkReady(submission_id=admission.submission_id),
+    )
+
+
+def settlement_of(record: object) -> Settlement:
+    """The settlement as callers get it."""
+    fields = msgspec.to_builtins(record)
+    return Settlement(
+        submission_id=fields["submission_id"],
+        outcome=fields["outcome"],
+        output=fields.get("output"),
+        error=fields.get("error"),
+        run_id=fields.get("run_id"),
+    )

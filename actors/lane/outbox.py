@@ -1,0 +1,199 @@
+"""The outbox of one attempt: commands gather while no effect stands between them, and travel as one unit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from ...storage.commands import (
+    AbortAnswer,
+    Accepted,
+    Admitted,
+    AnyCommand,
+    Append,
+    Appended,
+    Claim,
+    Command,
+    Fence,
+    Finalize,
+    Grant,
+    MarkInputApplied,
+    NotClaimed,
+    Release,
+    ReserveSettlement,
+    Result,
+    Resume,
+    Unit,
+)
+from ...storage.contract import LogPage
+from ...storage.errors import StaleTail
+from ...storage.failpoints import Failpoints, Point
+from ...storage.ids import new_id
+from ...storage.ledger import Receipt
+from ...storage.projection import ConversationView
+from ...storage.records import AnyRecord, decode_records, encode_records
+
+Published = Callable[[int, tuple[AnyRecord, ...]], None]
+"""Told of committed records: the first one's sequence, and the records."""
+
+_POINT_AFTER: dict[str, Point] = {
+    "claim": Point.AFTER_CLAIM,
+    "input_recorded": Point.AFTER_INPUT_APPENDED,
+    "run_started": Point.AFTER_RUN_STARTED,
+    "model_responded": Point.AFTER_MODEL_RESPONDED,
+    "tool_call_prepared": Point.AFTER_PREPARED,
+    "tool_call_settled": Point.AFTER_TOOL_SETTLED,
+    "run_completed": Point.AFTER_RUN_COMPLETED,
+    "reserve_settlement": Point.AFTER_RESERVATION,
+    "submission_settled": Point.AFTER_SETTLEMENT_APPENDED,
+    "finalize": Point.AFTER_FINALIZE,
+}
+
+
+class LogStore(Protocol):
+    """What an outbox needs of the store's client."""
+
+    async def commit(self, unit: Unit) -> Accepted: ...
+
+    async def read_log(self, conversation_id: str, after: int, limit: int) -> LogPage: ...
+
+
+class Outbox:
+    """Writes of one attempt, in order, under its fence.
+
+    Records enter the view when they are put here; an effect may start only after `flush` has returned. With `stepwise`
+    each command is a commit of its own, so that every row of the crash matrix is a state that a kill can leave behind.
+    """
+
+    def __init__(
+        self,
+        conversation_id: str,
+        submission_id: str,
+        store: LogStore,
+        view: ConversationView,
+        *,
+        token: str,
+        epoch: int | None,
+        producer_id: str,
+        published: Published,
+        stepwise: bool,
+        failpoints: Failpoints,
+    ) -> None:
+        self._conversation_id = conversation_id
+        self._submission_id = submission_id
+        self._store = store
+        self._view = view
+        self._token = token
+        self._epoch = epoch
+        self._producer_id = producer_id
+        self._published = published
+        self._stepwise = stepwise
+        self._failpoints = failpoints
+        self._tail = view.tail_sequence
+        self._steps: list[AnyCommand | AnyRecord] = []
+        self._lock = asyncio.Lock()
+        self.receipt: Receipt | None = None
+        self.abort_answer: AbortAnswer | None = None
+        self.next_claim: Grant | NotClaimed | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the store gave this attempt."""
+        assert self._epoch is not None
+        return self._epoch
+
+    def record(self, *records: AnyRecord) -> None:
+        """Put records into the log with the next flush; the view knows them at once."""
+        self._steps.extend(records)
+        self._view.extend(records)
+
+    def command(self, *commands: AnyCommand) -> None:
+        """Put ledger commands into the next flush."""
+        self._steps.extend(commands)
+
+    async def flush(self) -> None:
+        """Commit all that gathered, in order; return when it is durable.
+
+        Raises: Fenced when a newer attempt owns the lane, and whatever else the store refuses with.
+        """
+        async with self._lock:
+            while self._steps:
+                count = 1 if self._stepwise else len(self._steps)
+                steps, self._steps = self._steps[:count], self._steps[count:]
+                await self._commit(steps)
+
+    async def _commit(self, steps: list[AnyCommand | AnyRecord]) -> None:
+        before: list[AnyCommand] = []
+        after: list[AnyCommand] = []
+        records: list[AnyRecord] = []
+        names: list[str] = []
+        for step in steps:
+            names.append(str(type(step).__struct_config__.tag))
+            if isinstance(step, Command):
+                (after if _follows_records(step, records) else before).append(step)
+            else:
+                records.append(step)
+        append: tuple[AnyCommand, ...] = ()
+        batch = tuple(records)
+        if batch:
+            append = (
+                Append(
+                    submission_id=self._submission_id,
+                    batch_id=new_id("bat"),
+                    producer_id=self._producer_id,
+                    body=encode_records(batch).decode(),
+                ),
+            )
+        accepted = await self._send((*before, *append, *after))
+        for result in accepted.results:
+            self._take(result, batch)
+        for name in names:
+            if name in _POINT_AFTER:
+                self._failpoints.hit(_POINT_AFTER[name])
+
+    def _take(self, result: Result, batch: tuple[AnyRecord, ...]) -> None:
+        match result:
+            case Grant() if result.token == self._token:
+                self._epoch = result.epoch
+            case Grant() | NotClaimed():
+                self.next_claim = result
+            case Appended():
+                self._tail = result.last_sequence
+                self._published(result.first_sequence, batch)
+            case Admitted():
+                self.receipt = result.receipt
+            case AbortAnswer():
+                self.abort_answer = result
+            case _:
+                pass
+
+    async def _send(self, commands: tuple[AnyCommand, ...]) -> Accepted:
+        while True:
+            fence = Fence(token=self._token, epoch=self._epoch, expected_tail=self._tail)
+            try:
+                return await self._store.commit(
+                    Unit(conversation_id=self._conversation_id, commands=commands, fence=fence)
+                )
+            except StaleTail as stale:
+                if stale.details["tail_sequence"] <= self._tail:
+                    raise
+                await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Somebody settled queued work by its abort meanwhile: take those records in and go on behind them."""
+        page = await self._store.read_log(self._conversation_id, self._tail, 1024)
+        for batch in page.batches:
+            records = decode_records(batch.body, where=f"{self._conversation_id} at {batch.first_sequence}")
+            self._view.extend(records)
+            self._tail = batch.last_sequence
+
+
+def _follows_records(command: AnyCommand, records: list[AnyRecord]) -> bool:
+    """Whether the command must come behind the unit's records. A reservation comes before all of them: reserve, then
+    one batch with the last response and the settlement, then finalize."""
+    if isinstance(command, MarkInputApplied | Finalize | Release):
+        return True
+    if isinstance(command, ReserveSettlement | Resume):
+        return False
+    return bool(records) or (isinstance(command, Claim) and not command.submission_id)

@@ -1,0 +1,49 @@
+"""What a lane is given: its store, its agents, its clock, and whom to tell."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from ...agents.registry import Registry
+from ...storage.commands import Accepted, Unit
+from ...storage.contract import LogPage, Snapshot
+from ...storage.failpoints import NO_FAILPOINTS, Failpoints
+from ...storage.records import AnyRecord
+from .settings import LaneSettings
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+
+class LaneStore(Protocol):
+    """The store as a lane sees it. A call returns when the store has answered; outages are waited out behind it."""
+
+    async def commit(self, unit: Unit) -> Accepted:
+        """Raises: the error that the store refused the unit with."""
+        ...
+
+    async def read_log(self, conversation_id: str, after: int, limit: int) -> LogPage: ...
+
+    async def snapshot(self, submission_id: str) -> Snapshot: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneServices:
+    """Everything that is not the lane's own; clocks and chance are handed in (`now_ms` wall clock, `monotonic` s)."""
+
+    store: LaneStore
+    registry: Registry
+    owner_id: str
+    settings: LaneSettings
+    now_ms: Callable[[], int]
+    monotonic: Callable[[], float]
+    chance: random.Random
+    recorded: Callable[[str, tuple[AnyRecord, ...]], None]
+    settled: Callable[[str], None]
+    lane_idle: Callable[[Lane], None]
+    failpoints: Failpoints = NO_FAILPOINTS
+    counts: Counter[str] = field(default_factory=Counter[str])

@@ -1,0 +1,24 @@
+"""What a lane may be told: bounds and switches, with defaults that work."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...storage.values import DEFAULT_LIMITS, Limits
+
+
+class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the lanes of one process; times in seconds."""
+
+    stepwise: bool = False
+    """Commit each command alone: for crash tests."""
+    record_deltas: bool = False
+    """Append text and reasoning deltas to the log, coalesced."""
+    lanes_per_actor: int = 256
+    idle_s: float = 300.0
+    """An idle lane leaves memory after this time."""
+    lease_ttl_s: float = 10.0
+    """How long a process that fell silent keeps its lanes."""
+    model_backoff_first_s: float = 0.2
+    model_backoff_most_s: float = 20.0
+    limits: Limits = DEFAULT_LIMITS

@@ -1,0 +1,153 @@
+"""The turn machine: from what is recorded to the lane's next action. Pure: no clock, no store, no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...recovery.classify import is_uncertain
+from ...storage.ledger import Row
+from ...storage.projection import CallView, ConversationView
+from ...storage.records import ErrorFact, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """The settlement stands in the log: close the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReserved:
+    """The settlement is reserved: append that very record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The run is over: reserve, append, finalize."""
+
+    outcome: Outcome
+    output: Any = None
+    error: ErrorFact | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The run has an outcome that is not recorded yet."""
+
+    outcome: Outcome
+    output: Any = None
+    error: ErrorFact | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseForAbort:
+    """Put the abort and the calls that nobody can prove on record."""
+
+    unproven: tuple[CallView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyInput:
+    """Bring the admitted input into the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkApplied:
+    """The input stands in the log and the ledger does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRun:
+    """Record that the run begins; its deadlines count from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResolutions:
+    """Bring the answers to unknown calls into the log."""
+
+    calls: tuple[CallView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconcile:
+    """Seek proof for calls that an earlier attempt prepared; without it they are unknown."""
+
+    calls: tuple[CallView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCalls:
+    """Run the open calls of the last response."""
+
+    calls: tuple[CallView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Ask the model for turn `turn`, from 1."""
+
+    turn: int
+
+
+Action = (
+    Finalize
+    | AppendReserved
+    | Settle
+    | Complete
+    | CloseForAbort
+    | ApplyInput
+    | MarkApplied
+    | StartRun
+    | ApplyResolutions
+    | Reconcile
+    | RunCalls
+    | CallModel
+)
+
+
+def next_action(row: Row, view: ConversationView, turns_max: int) -> Action:
+    """The one thing that the owner of `row` does next; first match wins, as in the classifier."""
+    submission_id = row.submission_id
+    run = view.run_of(submission_id)
+    if submission_id in view.settlements:
+        return Finalize()
+    if row.reservation is not None:
+        return AppendReserved()
+    if run is not None and run.completed is not None:
+        return Settle(run.completed.outcome, run.completed.output, run.completed.error)
+    if row.abort is not None:
+        return _abort(row, view)
+    if submission_id not in view.inputs:
+        return ApplyInput()
+    if run is None:
+        return StartRun()
+    if row.input_sequence is None:
+        return MarkApplied()
+    open_calls = run.open_calls
+    if open_calls:
+        return _calls(row, open_calls)
+    last = run.last_turn
+    if last is not None and not last.calls:
+        return Complete("completed", output=last.response.content)
+    if len(run.turns) >= turns_max:
+        error = ErrorFact(code="turn_limit", message=f"the run reached its limit of {turns_max} model turns")
+        return Complete("failed", error=error)
+    return CallModel(len(run.turns) + 1)
+
+
+def _abort(row: Row, view: ConversationView) -> Action:
+    run = view.run_of(row.submission_id)
+    unproven = tuple(call for call in run.open_calls if is_uncertain(call) and call.unknown is None) if run else ()
+    if row.submission_id not in view.aborts or unproven:
+        return CloseForAbort(unproven)
+    return Settle("aborted") if run is None else Complete("aborted")
+
+
+def _calls(row: Row, open_calls: list[CallView]) -> Action:
+    resolved = tuple(call for call in open_calls if call.unknown is not None and call.resolved is None)
+    if resolved and all(
+        call.call.id in row.unknown_calls and row.unknown_calls[call.call.id].resolution for call in resolved
+    ):
+        return ApplyResolutions(resolved)
+    uncertain = tuple(call for call in open_calls if is_uncertain(call))
+    return Reconcile(uncertain) if uncertain else RunCalls(tuple(open_calls))

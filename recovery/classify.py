@@ -1,0 +1,151 @@
+"""The classifier: from what is stored of one submission to what recovery does with it (Specification 14, DUR-013).
+
+Pure and total: no clock, no store, no lease. The first row that matches wins, in the order of `classify`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..storage.contract import Snapshot
+from ..storage.ledger import TERMINAL, Row, State
+from ..storage.projection import CallView, ConversationView, RunView
+from ..storage.records import decode_records
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What recovery does. `name` is stable and recorded; `sentence` tells an operator why, with `evidence`."""
+
+    name: str
+    sentence: str
+    evidence: str = ""
+    calls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that a decision rests on: the ledger row, its host's, and the projected log."""
+
+    row: Row
+    host: Row | None
+    view: ConversationView
+
+    @property
+    def run(self) -> RunView | None:
+        return self.view.run_of(self.row.submission_id)
+
+    @property
+    def input_logged(self) -> bool:
+        return self.row.submission_id in self.view.inputs
+
+    @property
+    def settlement_logged(self) -> bool:
+        return self.row.submission_id in self.view.settlements
+
+
+def evidence_of(snapshot: Snapshot) -> Evidence:
+    """Project a stored snapshot. Raises: StoreCorrupt for a batch that does not decode."""
+    view = ConversationView()
+    for batch in snapshot.batches:
+        view.extend(decode_records(batch.body, where=f"{batch.conversation_id} batch at {batch.first_sequence}"))
+    return Evidence(snapshot.row, snapshot.host, view)
+
+
+def is_uncertain(call: CallView) -> bool:
+    """Prepared, not settled, and neither its effect class nor a resolution makes another execution safe (DUR-009)."""
+    if not call.open or call.prepared is None or call.prepared.effect != "uncertain":
+        return False
+    return call.resolved is None
+
+
+def classify(evidence: Evidence) -> Decision:
+    """Decide. First match wins (design: settled, history, reservation, joining, abort, calls, waiting, input, turn)."""
+    row, run = evidence.row, evidence.run
+    if row.state in TERMINAL:
+        return Decision("nothing", "The submission is settled.", f"outcome {row.outcome}")
+    if evidence.settlement_logged:
+        return Decision("finalize", "Its settlement stands in the log: the ledger row is closed from history.")
+    if row.reservation is not None and row.state is not State.JOINED:
+        return Decision(
+            "append_reservation",
+            "Its settlement is reserved: that very record is appended, then the row is closed.",
+            f"reserved {row.reservation.outcome} {row.reservation.digest[:12]}",
+        )
+    if row.state in (State.JOINING, State.JOINED):
+        return _classify_joining(evidence)
+    if row.abort is not None:
+        return Decision(
+            "settle_aborted",
+            f"{row.abort.author} asked for its abort; calls that nobody can prove stay on record as unknown.",
+            f"abort {row.abort.abort_id}",
+            _ids(run, uncertain_only=True),
+        )
+    if row.state is State.UNKNOWN:
+        missing = tuple(call for call, known in row.unknown_calls.items() if known.resolution is None)
+        return Decision("wait_unknown", "The outcome of a call is unknown: somebody has to resolve it.", "", missing)
+    if any(_resolution_pending(evidence, call_id) for call_id in row.unknown_calls):
+        return Decision("apply_resolutions", "Every unknown call is resolved: the answers enter the log.")
+    uncertain = _ids(run, uncertain_only=True)
+    if uncertain:
+        return Decision(
+            "reconcile", "Calls were prepared and not settled: proof is sought, else they are unknown.", "", uncertain
+        )
+    if row.state is State.SUSPENDED:
+        return Decision("wait_approval", "A call waits for somebody's approval.")
+    open_calls = run.open_calls if run else []
+    if any(call.approval is not None and call.decision is None for call in open_calls):
+        if any(call.approval is not None and call.decision is None and _decided(row, call) for call in open_calls):
+            return Decision("resume_decided", "The approval was decided: the decision enters the log.")
+        return Decision("repair_suspension", "An approval was asked for and its suspension was lost.")
+    if row.state is State.ADMITTED:
+        return Decision("finish_materialization", "It was admitted and not made ready.")
+    if not evidence.input_logged:
+        return Decision("apply_input", "Its input is not in the log yet.")
+    if row.input_sequence is None:
+        return Decision("repair_input_marker", "Its input stands in the log and the ledger does not know.")
+    if open_calls:
+        return Decision(
+            "resume_batch",
+            "A declared batch of calls is not finished: it goes on without asking the model again.",
+            f"turn {open_calls[0].turn}",
+            tuple(call.call.id for call in open_calls),
+        )
+    if run is not None and run.completed is not None:
+        return Decision("finish", "The run had ended: its outcome is settled without another model call.")
+    turn = len(run.turns) if run else 0
+    return Decision("resume_turn", "It goes on from its last turn boundary.", f"after turn {turn}")
+
+
+def _classify_joining(evidence: Evidence) -> Decision:
+    row = evidence.row
+    if row.state is State.JOINING:
+        if not evidence.input_logged:
+            return Decision("revert_joining", "It was claimed to join and its input never reached the log.")
+        return Decision("repair_joined", "It was joining and its input stands in the log.")
+    if evidence.host is not None and evidence.host.settled:
+        return Decision("settle_with_host", "Its host is settled: it settles likewise.", f"host {row.host_id}")
+    return Decision("wait_for_host", "It settles with its host, which is open.", f"host {row.host_id}")
+
+
+def _resolution_pending(evidence: Evidence, call_id: str) -> bool:
+    known = evidence.row.unknown_calls[call_id]
+    call = evidence.view.calls.get(call_id)
+    return (
+        known.resolution is not None
+        and call is not None
+        and call.open
+        and call.unknown is not None
+        and (call.resolved is None)
+    )
+
+
+def _decided(row: Row, call: CallView) -> bool:
+    approval = row.approvals.get(call.approval.approval_id) if call.approval else None
+    return approval is not None and approval.decision is not None
+
+
+def _ids(run: RunView | None, *, uncertain_only: bool) -> tuple[str, ...]:
+    if run is None:
+        return ()
+    return tuple(call.call.id for call in run.open_calls if not uncertain_only or is_uncertain(call))
