@@ -1,0 +1,95 @@
+# `make` lists the targets. All that is needed is Python 3.11 or newer, and make.
+
+PYTHON ?= python3
+AGAINST ?= source
+ARGS ?=
+
+VENV := .venv
+WHEEL_VENV := .venv-wheel
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PINS := pyproject.toml constraints.txt
+FOLDERS := actors agents api cluster recovery storage
+SOURCES := $(shell find $(FOLDERS) -name __pycache__ -prune -o -print)
+
+ifeq ($(AGAINST),wheel)
+TEST_PYTHON := $(WHEEL_VENV)/bin/python
+TEST_READY := $(WHEEL_VENV)/.wheel
+else
+TEST_PYTHON := $(VENV)/bin/python
+TEST_READY := $(VENV)/.dev
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test coverage lint format types wheel docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo '  PYTHON=python3.12       the interpreter that a new environment is made with'
+	@echo '  ARGS="-k fence -x"      arguments for pytest, in place of the check that each requirement has a test'
+	@echo '  AGAINST=wheel           run the tests on the installed wheel, not on the source tree'
+
+demo: $(VENV)/.runtime ## Install Laneway into .venv and run its demonstration
+	$(VENV)/bin/laneway demo
+
+test: $(TEST_READY) ## Run all tests, and see that each requirement of the base set has one
+	$(TEST_PYTHON) -m pytest $(or $(ARGS),--traced=base)
+
+coverage: $(VENV)/.dev ## Run all tests and report branch coverage
+	$(VENV)/bin/python -m pytest --cov --cov-report=term $(ARGS)
+
+lint: $(VENV)/.dev ## Check style, format, and who may import whom
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	@$(MAKE) --no-print-directory $(WHEEL_VENV)/.wheel
+	$(WHEEL_VENV)/bin/lint-imports --no-logo --no-cache
+
+format: $(VENV)/.dev ## Repair style and format
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+types: $(WHEEL_VENV)/.wheel ## Check the types of the installed wheel
+	rm -rf build/types
+	mkdir -p build/types
+	cd build/types && cp -R "$$(../../$(WHEEL_VENV)/bin/python -c 'import laneway; print(*laneway.__path__)')" laneway
+	$(WHEEL_VENV)/bin/basedpyright --pythonpath $(WHEEL_VENV)/bin/python
+
+wheel: dist/.built ## Build the source distribution and, from it, the wheel
+
+docs: $(VENV)/.dev ## Generate the generated documents again
+	$(VENV)/bin/python -m laneway.storage.diagram > docs/state-diagram.md
+
+clean: ## Remove environments, builds and caches
+	rm -rf $(VENV) $(WHEEL_VENV) build dist laneway.egg-info .coverage .coverage.* htmlcov
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(FOLDERS) tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# An environment is made once. What is installed in it is stamped, and installed again when a pin changes.
+%/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'Laneway needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
+	rm -rf $*
+	$(PYTHON) -m venv $* || { rm -rf $*; exit 1; }
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.created $(PINS)
+	$(VENV)/bin/python $(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.created $(PINS)
+	$(VENV)/bin/python $(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.runtime
+
+$(WHEEL_VENV)/.wheel: $(WHEEL_VENV)/.created constraints.txt dist/.built
+	$(WHEEL_VENV)/bin/python -m pip uninstall --quiet --yes laneway 2> /dev/null
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo dist/laneway-*.whl)[dev]"
+	@touch $@
+
+dist/.built: $(VENV)/.dev $(PINS) README.md LICENSE $(SOURCES)
+	rm -rf dist
+	$(VENV)/bin/python -m build --outdir dist . > build.log 2>&1 || { cat build.log >&2; rm -f build.log; exit 1; }
+	@rm -f build.log
+	@touch $@
+	@ls dist
