@@ -21,12 +21,15 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": False,
     "autoinstall_known_extensions": False,
     "allow_community_extensions": False,
+    "python_enable_replacements": False,
 }
 _HELD = re.compile(r"Conflicting lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
 _DISK_FULL = ("no space left on device", "disk quota exceeded", "file too large", "not enough space on the disk")
 _FATAL = ("invalidated", "fatal error", "must be restarted")
 
-_open_paths = set[str]()  # DuckDB shares one database among openers of one process: two writers would not see each other
+_open_paths = set[
+    str
+]()  # DuckDB shares one database among openers of one process: two writers would not see each other
 _open_paths_lock = threading.Lock()
 
 
@@ -150,9 +153,7 @@ class DuckDBFile:
             raise _unusable(self.path, "its manifest is not of a Laneway store", "not_a_store")
         version, shards, views_digest = found[0]
         if version > STORE_VERSION:
-            raise _unusable(
-                self.path, f"it has schema {version}; this program knows {STORE_VERSION}", "schema_too_new"
-            )
+            raise _unusable(self.path, f"it has schema {version}; this program knows {STORE_VERSION}", "schema_too_new")
         if shards != 1:
             raise _unusable(self.path, f"it is one of {shards} shards", "shards_mismatch")
         views = _sql("views.sql")
@@ -168,9 +169,7 @@ def _create(cursor: duckdb.DuckDBPyConnection, now_ms: int) -> None:
     cursor.begin()
     cursor.execute(_sql("schema.sql"))
     cursor.execute(views)
-    cursor.execute(
-        "INSERT INTO manifest VALUES (?, 'DR', ?, 1, ?)", [STORE_VERSION, now_ms, digest_of(views.encode())]
-    )
+    cursor.execute("INSERT INTO manifest VALUES (?, 'DR', ?, 1, ?)", [STORE_VERSION, now_ms, digest_of(views.encode())])
     cursor.commit()
 
 

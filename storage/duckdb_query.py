@@ -47,11 +47,19 @@ def _run(cursor: duckdb.DuckDBPyConnection, sql: str, limit: int) -> Table:
     alarm.start()
     try:
         result = cursor.execute(sql)
-        columns = tuple(str(column[0]) for column in result.description or ())
+        description = result.description or []
         found = result.fetchmany(limit) if limit > 0 else []
     finally:
         alarm.cancel()
-    return Table(columns=columns, rows=tuple(tuple(_json_value(value) for value in row) for row in found))
+    as_json = [str(column[1]) == "JSON" for column in description]
+    rows = tuple(
+        tuple(
+            json.loads(value) if holds and value else _json_value(value)
+            for value, holds in zip(row, as_json, strict=True)
+        )
+        for row in found
+    )
+    return Table(columns=tuple(str(column[0]) for column in description), rows=rows)
 
 
 def _check(cursor: duckdb.DuckDBPyConnection, sql: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from .commands import Admit, Answer, Rejected, Unit
@@ -12,7 +12,7 @@ from .errors import LanewayError
 from .failpoints import Failpoints, Point
 from .header import Changes, Header, Trace
 from .ledger import Row
-from .machine import apply
+from .machine import apply, check_unit
 from .values import Limits
 
 _RESIDENT_HEADERS = 50_000  # about 2 kB each; beyond it the least recently used is read again when it is named
@@ -26,10 +26,24 @@ class Resident:
     keys: dict[tuple[str, str], str]
 
 
+@dataclasses.dataclass(slots=True)
+class _Group:
+    """Units of one commit: what they leave so far, before anything is stored."""
+
+    now_ms: int
+    answers: list[Answer] = dataclasses.field(default_factory=list[Answer])
+    accepted: list[Changes] = dataclasses.field(default_factory=list[Changes])
+    staged: dict[str, tuple[Resident, Header]] = dataclasses.field(default_factory=dict[str, tuple[Resident, Header]])
+    closed: dict[str, tuple[Row, Trace]] = dataclasses.field(default_factory=dict[str, tuple[Row, Trace]])
+    """Submissions that this group settled: not open any more, and not stored yet."""
+
+
 class Backing(Protocol):
     """What differs between adapters: how a header is read and how changes are stored."""
 
-    def load(self, conversation_id: str) -> Resident: ...
+    def load(self, conversation_ids: Sequence[str]) -> Mapping[str, Resident | LanewayError]:
+        """What is stored of each; a conversation that cannot be read is answered with its error."""
+        ...
 
     def load_closed(self, conversation_id: str, submission_id: str) -> tuple[Row, Trace] | None:
         """A settled row and its trace, or None when this conversation has no such submission."""
@@ -65,55 +79,56 @@ class Engine:
         self.commits = self.units = self.rejected = self.batches = self.rows = self.body_bytes = 0
 
     def commit(self, units: Sequence[Unit]) -> list[Answer]:
-        now_ms = self._now_ms()
-        staged: dict[str, Header] = {}
-        accepted: list[Changes] = []
-        answers: list[Answer] = []
-        for unit in units:
-            answer, changes = self._decide(unit, staged, now_ms)
-            answers.append(answer)
-            if changes is not None:
-                accepted.append(changes)
-        if any(changes.rows or changes.batches or changes.checkpoint for changes in accepted):
-            self._write(accepted, staged)
-        for conversation_id, header in staged.items():
-            self._resident[conversation_id].header = header
-        for changes in accepted:
-            self._count(changes)
-        self.units += len(units)
-        self.rejected += sum(isinstance(answer, Rejected) for answer in answers)
-        self._shrink()
-        return answers
-
-    def _decide(self, unit: Unit, staged: dict[str, Header], now_ms: int) -> tuple[Answer, Changes | None]:
+        group = _Group(now_ms=self._now_ms())
         try:
+            self._prefetch(units)
+            for unit in units:
+                group.answers.append(self._decide(unit, group))
+            if any(changes.rows or changes.batches or changes.checkpoint for changes in group.accepted):
+                self._failpoints.hit(Point.BEFORE_COMMIT)
+                self._backing.write(group.accepted)
+                self._failpoints.hit(Point.AFTER_COMMIT)
+                self.commits += 1
+        except BaseException:
+            self.forget(group.staged)
+            raise
+        for resident, header in group.staged.values():
+            resident.header = header
+        self._count(group)
+        self._shrink()
+        return group.answers
+
+    def _prefetch(self, units: Sequence[Unit]) -> None:
+        """Read all missing headers of a group at once: one by one, a hundred new lanes would cost a hundred reads."""
+        missing = {unit.conversation_id: None for unit in units if unit.conversation_id not in self._resident}
+        if len(missing) > 1:
+            for conversation_id, found in self._backing.load(list(missing)).items():
+                if isinstance(found, Resident):
+                    self._resident[conversation_id] = found
+
+    def _decide(self, unit: Unit, group: _Group) -> Answer:
+        try:
+            check_unit(unit, self._limits)
             if any(isinstance(command, Admit) for command in unit.commands):
                 refusal = self._backing.refuse_admission()
                 if refusal is not None:
                     raise refusal
-            resident = self._get(unit.conversation_id)
-            header = self._with_named(unit, staged.get(unit.conversation_id, resident.header), resident.keys)
+            staged = group.staged.get(unit.conversation_id)
+            resident, header = staged or self._loaded(unit.conversation_id)
+            header = self._with_named(unit, header, resident.keys, group.closed)
         except LanewayError as error:
-            return Rejected.from_error(error), None
-        applied = apply(header, unit, now_ms=now_ms, leases=self._leases, limits=self._limits)
+            return Rejected.from_error(error)
+        applied = apply(header, unit, now_ms=group.now_ms, leases=self._leases, limits=self._limits)
         if isinstance(applied, Rejected):
-            return applied, None
-        staged[unit.conversation_id] = applied.header
+            return applied
+        group.staged[unit.conversation_id] = resident, applied.header
+        group.closed.update(applied.closed)
+        group.accepted.append(applied.changes)
         for row in applied.changes.rows:
             resident.keys[row.principal, row.idempotency_key] = row.submission_id
-        return applied.answer, applied.changes
+        return applied.answer
 
-    def _write(self, accepted: list[Changes], staged: dict[str, Header]) -> None:
-        try:
-            self._failpoints.hit(Point.BEFORE_COMMIT)
-            self._backing.write(accepted)
-            self._failpoints.hit(Point.AFTER_COMMIT)
-        except BaseException:
-            self.forget(staged)
-            raise
-        self.commits += 1
-
-    def forget(self, conversation_ids: Mapping[str, object] | None = None) -> None:
+    def forget(self, conversation_ids: Iterable[str] | None = None) -> None:
         """Drop headers, all by default: they are read again from what was really stored."""
         if conversation_ids is None:
             self._resident.clear()
@@ -122,17 +137,27 @@ class Engine:
             self._resident.pop(conversation_id, None)
 
     def header(self, conversation_id: str) -> Header:
-        return self._get(conversation_id).header
+        """The conversation's header between units. Raises: StoreCorrupt, and what the backing raises."""
+        return self._loaded(conversation_id)[1]
 
-    def _get(self, conversation_id: str) -> Resident:
+    def _loaded(self, conversation_id: str) -> tuple[Resident, Header]:
         resident = self._resident.get(conversation_id)
         if resident is None:
-            resident = self._resident[conversation_id] = self._backing.load(conversation_id)
+            found = self._backing.load([conversation_id])[conversation_id]
+            if isinstance(found, LanewayError):
+                raise found
+            resident = self._resident[conversation_id] = found
         else:
             self._resident.move_to_end(conversation_id)
-        return resident
+        return resident, resident.header
 
-    def _with_named(self, unit: Unit, header: Header, keys: Mapping[tuple[str, str], str]) -> Header:
+    def _with_named(
+        self,
+        unit: Unit,
+        header: Header,
+        keys: Mapping[tuple[str, str], str],
+        just_closed: Mapping[str, tuple[Row, Trace]],
+    ) -> Header:
         """Add what the unit names beyond the open rows: held keys, settled rows and their traces."""
         named: dict[tuple[str, str], str] = {}
         wanted: dict[str, None] = {}
@@ -144,8 +169,7 @@ class Engine:
                 if holder is not None:
                     named[key] = holder
                     wanted[holder] = None
-                else:
-                    fresh.add(command.submission_id)
+                fresh.add(command.submission_id)
             elif command.submission_id and command.submission_id not in fresh:
                 wanted[command.submission_id] = None
         closed: dict[str, Row] = {}
@@ -153,17 +177,20 @@ class Engine:
         for submission_id in wanted:
             if submission_id in header.rows:
                 continue
-            found = self._backing.load_closed(unit.conversation_id, submission_id)
-            if found is not None and found[0].settled:
+            found = just_closed.get(submission_id) or self._backing.load_closed(unit.conversation_id, submission_id)
+            if found is not None and found[0].settled and found[0].conversation_id == unit.conversation_id:
                 closed[submission_id], traces[submission_id] = found
         if not named and not closed:
             return header
         return dataclasses.replace(header, closed=closed, keys=named, traces={**header.traces, **traces})
 
-    def _count(self, changes: Changes) -> None:
-        self.batches += len(changes.batches)
-        self.rows += len(changes.rows)
-        self.body_bytes += sum(len(batch.body) for batch in changes.batches)
+    def _count(self, group: _Group) -> None:
+        self.units += len(group.answers)
+        self.rejected += sum(isinstance(answer, Rejected) for answer in group.answers)
+        for changes in group.accepted:
+            self.batches += len(changes.batches)
+            self.rows += len(changes.rows)
+            self.body_bytes += sum(len(batch.body) for batch in changes.batches)
 
     def _shrink(self) -> None:
         while len(self._resident) > _RESIDENT_HEADERS:

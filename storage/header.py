@@ -17,6 +17,7 @@ class BatchRef(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int
     digest: str
     body_digest: str
+    """Digest of the content, the same for every order of its keys."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,5 +86,7 @@ class Changes:
     materialized: str | None = None
     """The agent of a conversation whose identity became durable with this unit."""
     rows: tuple[Row, ...] = ()
+    admitted: frozenset[str] = frozenset()
+    """Which of `rows` did not exist before."""
     batches: tuple[Batch, ...] = ()
     checkpoint: Checkpoint | None = None

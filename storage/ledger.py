@@ -88,6 +88,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.ABORTED})
 WITH_OWNER = frozenset({State.RUNNING, State.RECOVERY, State.TERMINALIZING})
 """States in which an attempt may hold the lane."""
+MAY_HOLD = frozenset({*WITH_OWNER, State.JOINED})
+"""States in which a row may be the owner of its lane: joined work is owned when its host settled without it."""
 CLAIMABLE = frozenset({State.READY, *WITH_OWNER})
 """States in which the head of a lane can be claimed, once nobody live owns it."""
 SETTLE_EVENTS: dict[Outcome, Event] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .commands import Answer, Unit
 from .contract import LogPage, ScanPage, Snapshot, StoreInfo, Table, Tail
@@ -103,6 +103,7 @@ class MemoryStore:
             if (conversation_id is None or row.conversation_id == conversation_id)
             and (state is None or row.state == state)
         ]
+        rows.sort(key=lambda row: (row.admitted_at_ms, row.conversation_id, row.queue_sequence))
         return rows[-limit:]
 
     def list_conversations(self, after: str = "", limit: int = 1000) -> list[str]:
@@ -146,15 +147,26 @@ class _MemoryBacking:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    def load(self, conversation_id: str) -> Resident:
-        rows = self._store.rows_of(conversation_id)
+    def load(self, conversation_ids: Sequence[str]) -> Mapping[str, Resident]:
+        return {conversation_id: self._load(conversation_id) for conversation_id in conversation_ids}
+
+    def _load(self, conversation_id: str) -> Resident:
+        rows = sorted(self._store.rows_of(conversation_id), key=lambda row: row.queue_sequence)
         batches = self._store.batches_of(conversation_id)
+        epoch = max((row.epoch for row in rows), default=0)
+        tail = (
+            Tail(sequence=batches[-1].last_sequence, digest=batches[-1].digest, epoch=epoch)
+            if batches
+            else Tail(epoch=epoch)
+        )
         return resident_from(
             conversation_id,
-            rows,
-            batches,
-            batches[-1] if batches else None,
-            self._store.materialized(conversation_id),
+            rows=[row for row in rows if not row.settled],
+            batches=batches,
+            keys={(row.principal, row.idempotency_key): row.submission_id for row in rows},
+            tail=tail,
+            queue_sequence_last=rows[-1].queue_sequence if rows else 0,
+            materialized=self._store.materialized(conversation_id),
         )
 
     def load_closed(self, conversation_id: str, submission_id: str) -> tuple[Row, Trace] | None:

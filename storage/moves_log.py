@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .commands import Append, Appended, MarkInputApplied, Moved, SaveCheckpoint
-from .errors import InvalidInput, Refused
+from .errors import InvalidInput, Refused, StoreCorrupt
 from .header import Batch, BatchRef, Checkpoint, Trace
 from .ledger import Row, State
 from .records import (
@@ -15,19 +15,23 @@ from .records import (
     RecoveryDecided,
     RepairAnnotated,
     SubmissionSettled,
+    chained_digest,
+    content_digest,
     decode_records,
     encode_records,
     input_record_id,
     settlement_record_id,
+    tag_of,
 )
-from .values import digest_of
+from .values import digest_of, encode
 from .work import Work, settles_by_abort_alone
 
 
 def append(work: Work, command: Append) -> Appended:
     """DUR-007: all records of the batch or none; the same batch again gets its first answer."""
     trace = work.trace(command.submission_id)
-    body_digest = digest_of(command.body.encode())
+    records = decode_given(work, command.body, "body")
+    body_digest = content_digest(records)
     known = trace.batches.get(command.batch_id)
     if known is not None:
         if known.body_digest != body_digest:
@@ -47,10 +51,10 @@ def append(work: Work, command: Append) -> Appended:
     if not settles_by_abort_alone(row):
         work.require_fence(row.submission_id)
         work.require_tail()
-    records = _checked_records(work, row, trace, command)
+    _check_records(work, row, trace, records)
     first = work.tail_sequence + 1
     last = work.tail_sequence + len(records)
-    digest = digest_of(work.tail_digest.encode() + command.body.encode())
+    digest = chained_digest(work.tail_digest, command.body)
     batch = Batch(
         conversation_id=row.conversation_id,
         submission_id=row.submission_id,
@@ -74,22 +78,42 @@ def append(work: Work, command: Append) -> Appended:
     return Appended(first_sequence=first, last_sequence=last, digest=digest)
 
 
-def _checked_records(work: Work, row: Row, trace: Trace, command: Append) -> tuple[AnyRecord, ...]:
-    if row.settled:
-        raise Refused(f"{row.submission_id} is settled", code="already_settled", outcome=row.outcome)
+def decode_given(work: Work, body: str, field: str) -> tuple[AnyRecord, ...]:
+    """The records of a body that a caller handed over. Raises: InvalidInput, before anything is stored."""
     limits = work.limits
-    if len(command.body) > limits.record_bytes_max * 2:  # before decoding: a bound on what one batch may cost
-        raise InvalidInput("the batch is too large", field="body", limit=limits.record_bytes_max * 2)
+    size = len(body.encode())
+    batch_bytes_max = limits.record_bytes_max * 2  # before decoding: a bound on what one batch may cost
+    if size > batch_bytes_max:
+        raise InvalidInput(
+            f"{field} has {size:,} bytes; the limit is {batch_bytes_max:,}", field=field, limit=batch_bytes_max
+        )
     try:
-        records = decode_records(command.body, where=f"batch {command.batch_id}")
-    except Exception as error:
-        raise InvalidInput(f"the batch does not decode: {error}", field="body") from error
+        records = decode_records(body)
+    except (StoreCorrupt, RecursionError) as error:
+        raise InvalidInput(f"{field} does not decode: {error}", field=field) from error
     if not 1 <= len(records) <= limits.batch_records_max:
         raise InvalidInput(
             f"a batch has 1 to {limits.batch_records_max} records, not {len(records)}",
-            field="body",
+            field=field,
             limit=limits.batch_records_max,
         )
+    if size > limits.record_bytes_max:
+        for record in records:
+            _check_size(record, field, limits.record_bytes_max)
+    return records
+
+
+def _check_size(record: AnyRecord, field: str, bytes_max: int) -> None:
+    size = len(encode(record))
+    if size > bytes_max:
+        raise InvalidInput(
+            f"record {record.id} has {size:,} bytes; the limit is {bytes_max:,}", field=field, limit=bytes_max
+        )
+
+
+def _check_records(work: Work, row: Row, trace: Trace, records: tuple[AnyRecord, ...]) -> None:
+    if row.settled:
+        raise Refused(f"{row.submission_id} is settled", code="already_settled", outcome=row.outcome)
     seen = set[str]()
     settled = settlement_record_id(row.submission_id) in trace.records
     for record in records:
@@ -105,7 +129,6 @@ def _checked_records(work: Work, row: Row, trace: Trace, command: Append) -> tup
             raise Refused("the input does not carry its queue sequence", code="input_conflict")
         elif settles_by_abort_alone(row):
             _check_evidence(record)
-    return records
 
 
 def _check_settlement(row: Row, record: SubmissionSettled) -> None:
@@ -124,7 +147,7 @@ def _check_settlement(row: Row, record: SubmissionSettled) -> None:
 def _check_evidence(record: AnyRecord) -> None:
     """An abort intent authorises its own evidence and settlement, nothing else."""
     allowed = {"abort_requested", "approval_decided", "tool_call_unknown", "repair_annotated"}
-    if record.__struct_config__.tag not in allowed:
+    if tag_of(record) not in allowed:
         raise Refused("an abort intent appends nothing but its own settlement", code="not_authorised")
 
 

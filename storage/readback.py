@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from .contract import ControlRow, LogPage
+from .contract import ControlRow, LogPage, Tail
 from .engine import Resident
+from .errors import StoreCorrupt
 from .header import Batch, BatchRef, Header, Trace
-from .ledger import WITH_OWNER, Row
-from .records import decode_records
-from .values import digest_of
+from .ledger import MAY_HOLD, Row, State
+from .records import AnyRecord, chained_digest, content_digest, decode_records
 
 
 def wall_clock_ms() -> int:
@@ -25,31 +25,53 @@ def public(row: Row) -> Row:
     return msgspec.structs.replace(row, token=None) if row.token is not None else row
 
 
-def trace_of(batches: Sequence[Batch]) -> Trace:
+def records_of(batch: Batch) -> tuple[AnyRecord, ...]:
+    """The batch's records, once its digest is checked.
+
+    Raises: StoreCorrupt, naming the conversation and the sequence, when body and digest differ or it does not decode.
+    """
+    where = {"conversation_id": batch.conversation_id, "sequence": batch.first_sequence, "batch_id": batch.batch_id}
+    if chained_digest(batch.previous_digest, batch.body) != batch.digest:
+        raise StoreCorrupt(f"batch {batch.batch_id} of {batch.conversation_id} does not match its digest", **where)
+    try:
+        records = decode_records(batch.body)
+    except StoreCorrupt as error:
+        raise StoreCorrupt(f"batch {batch.batch_id} of {batch.conversation_id}: {error.message}", **where) from error
+    if len(records) != batch.last_sequence - batch.first_sequence + 1:
+        raise StoreCorrupt(f"batch {batch.batch_id} of {batch.conversation_id} holds {len(records)} records", **where)
+    return records
+
+
+def trace_of(batches: Iterable[Batch]) -> Trace:
     """What a submission's committed batches leave to recognise repeats by."""
     refs: dict[str, BatchRef] = {}
-    records: dict[str, int] = {}
+    places: dict[str, int] = {}
     for batch in batches:
+        records = records_of(batch)
         refs[batch.batch_id] = BatchRef(
             first_sequence=batch.first_sequence,
             last_sequence=batch.last_sequence,
             digest=batch.digest,
-            body_digest=digest_of(batch.body.encode()),
+            body_digest=content_digest(records),
         )
-        for index, record in enumerate(decode_records(batch.body, where=f"batch {batch.batch_id}")):
-            records[record.id] = batch.first_sequence + index
-    return Trace(batches=refs, records=records)
+        for index, record in enumerate(records):
+            places[record.id] = batch.first_sequence + index
+    return Trace(batches=refs, records=places)
+
+
+def owner_is_live(state: State, owner_id: str | None, leases: Mapping[str, int], now_ms: int) -> bool:
+    """Whether an attempt at work holds a lease that has not run out."""
+    return state in MAY_HOLD and owner_id is not None and leases.get(owner_id, 0) > now_ms
 
 
 def control_row(row: Row, leases: Mapping[str, int], now_ms: int) -> ControlRow:
-    live = row.state in WITH_OWNER and row.owner_id is not None and leases.get(row.owner_id, 0) > now_ms
     return ControlRow(
         submission_id=row.submission_id,
         conversation_id=row.conversation_id,
         queue_sequence=row.queue_sequence,
         state=row.state,
         owner_id=row.owner_id,
-        owner_live=live,
+        owner_live=owner_is_live(row.state, row.owner_id, leases, now_ms),
         parked=row.parked,
         abort_requested=row.abort is not None,
         attempts=row.attempts,
@@ -73,11 +95,17 @@ def page_of(batches: Sequence[Batch], after: int, limit: int) -> LogPage:
 
 
 def resident_from(
-    conversation_id: str, rows: Sequence[Row], batches: Sequence[Batch], last: Batch | None, materialized: bool
+    conversation_id: str,
+    *,
+    rows: Iterable[Row],
+    batches: Iterable[Batch],
+    keys: dict[tuple[str, str], str],
+    tail: Tail,
+    queue_sequence_last: int,
+    materialized: bool,
 ) -> Resident:
-    """A header read back from what is stored: `batches` covers at least the open submissions."""
-    ordered = sorted(rows, key=lambda row: row.queue_sequence)
-    open_rows = {row.submission_id: row for row in ordered if not row.settled}
+    """A header read back from what is stored: `rows` are the open ones in queue order, `batches` at least theirs."""
+    open_rows = {row.submission_id: row for row in rows}
     owner = max((row for row in open_rows.values() if row.token), key=lambda row: row.epoch, default=None)
     by_submission: dict[str, list[Batch]] = {}
     for batch in batches:
@@ -86,12 +114,12 @@ def resident_from(
     header = Header(
         conversation_id=conversation_id,
         materialized=materialized,
-        tail_sequence=last.last_sequence if last else 0,
-        tail_digest=last.digest if last else "",
-        epoch=max((row.epoch for row in ordered), default=0),
-        next_queue_sequence=ordered[-1].queue_sequence + 1 if ordered else 1,
+        tail_sequence=tail.sequence,
+        tail_digest=tail.digest,
+        epoch=tail.epoch,
+        next_queue_sequence=queue_sequence_last + 1,
         owned_by=owner.submission_id if owner else None,
         rows=open_rows,
         traces={key: trace_of(found) for key, found in by_submission.items()},
     )
-    return Resident(header=header, keys={(row.principal, row.idempotency_key): row.submission_id for row in ordered})
+    return Resident(header=header, keys=keys)

@@ -8,6 +8,7 @@ import msgspec
 
 from .errors import StoreCorrupt
 from .ids import derive_id
+from .values import digest_of
 
 SCHEMA_VERSION = 1
 
@@ -237,6 +238,16 @@ def decode_records(body: bytes | str, *, where: str = "a batch") -> tuple[AnyRec
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise StoreCorrupt(f"{where} does not decode: {error}", where=where) from error
+
+
+def content_digest(records: tuple[AnyRecord, ...]) -> str:
+    """What two batches of equal content share, whatever the order of keys in the bytes that were handed over."""
+    return digest_of(encode_records(records))
+
+
+def chained_digest(previous_digest: str, body: str) -> str:
+    """The digest of a batch: SHA-256 over the previous digest and the stored bytes (Specification 7)."""
+    return digest_of(previous_digest.encode() + body.encode())
 
 
 def record_id(kind: str, *parts: str | int) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from .commands import Fence
 from .errors import Fenced, NotFound, StaleTail
 from .header import Batch, Changes, Checkpoint, Header, Trace
-from .ledger import WITH_OWNER, Event, Row, State, transition
+from .ledger import MAY_HOLD, Event, Row, State, transition
 from .values import Limits
 
 _EMPTY = Trace()
@@ -71,7 +71,9 @@ class Work:
                 yield row
 
     def open_count(self) -> int:
-        return len(self.before.rows.keys() | self._rows.keys())
+        """How many submissions are open; those that this unit settles still count."""
+        known = self.before.rows
+        return len(known) + sum(key not in known and not row.settled for key, row in self._rows.items())
 
     def by_key(self, principal: str, key: str) -> Row | None:
         submission_id = self._keys.get((principal, key)) or self.before.keys.get((principal, key))
@@ -87,7 +89,7 @@ class Work:
     def owner_is_live(self) -> bool:
         """Whether an attempt at work holds a lease that has not run out."""
         owner = self.owner()
-        if owner is None or owner.state not in WITH_OWNER or owner.owner_id is None:
+        if owner is None or owner.state not in MAY_HOLD or owner.owner_id is None:
             return False
         return self.leases.get(owner.owner_id, 0) > self.now_ms
 
@@ -175,9 +177,14 @@ class Work:
         return Changes(
             materialized=self.materialized_agent,
             rows=tuple(self._rows.values()),
+            admitted=frozenset(self._keys.values()),
             batches=tuple(self.batches),
             checkpoint=self.checkpoint,
         )
+
+    def closed(self) -> dict[str, tuple[Row, Trace]]:
+        """The submissions that this unit settled, with their traces."""
+        return {key: (row, self.trace(key)) for key, row in self._rows.items() if row.settled}
 
     def header(self) -> Header:
         before = self.before
