@@ -1,1 +1,130 @@
-"""Laneway."""
+"""Laneway: a durable runtime for AI-agent conversations on Ray.
+
+The names below are the whole public surface; each is imported when it is first used, so `import laneway` is quick and
+needs neither Ray nor DuckDB.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .agents import (
+        Agent,
+        Completed,
+        FunctionModel,
+        ModelRequest,
+        ModelResponse,
+        NeverStarted,
+        PydanticAIModel,
+        ReplayModel,
+        SafeToRetry,
+        ScriptedModel,
+        Tool,
+        ToolCallRequest,
+        ToolContext,
+        replay_agent,
+        tool,
+    )
+    from .cluster.client import Event
+    from .cluster.launch import connect, local, start
+    from .cluster.runtime import Conversation, Receipt, Runtime, Settlement
+    from .storage.errors import (
+        AdmissionConflict,
+        InvalidInput,
+        LanewayError,
+        ModelError,
+        NotFound,
+        Refused,
+        RuntimeUnreachable,
+        StoreBusy,
+        StoreUnavailable,
+        ToolError,
+    )
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    ".agents": (
+        "Agent",
+        "Completed",
+        "FunctionModel",
+        "ModelRequest",
+        "ModelResponse",
+        "NeverStarted",
+        "PydanticAIModel",
+        "ReplayModel",
+        "SafeToRetry",
+        "ScriptedModel",
+        "Tool",
+        "ToolCallRequest",
+        "ToolContext",
+        "replay_agent",
+        "tool",
+    ),
+    ".cluster.client": ("Event",),
+    ".cluster.launch": ("connect", "local", "start"),
+    ".cluster.runtime": ("Conversation", "Receipt", "Runtime", "Settlement"),
+    ".storage.errors": (
+        "AdmissionConflict",
+        "InvalidInput",
+        "LanewayError",
+        "ModelError",
+        "NotFound",
+        "Refused",
+        "RuntimeUnreachable",
+        "StoreBusy",
+        "StoreUnavailable",
+        "ToolError",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "AdmissionConflict",
+    "Agent",
+    "Completed",
+    "Conversation",
+    "Event",
+    "FunctionModel",
+    "InvalidInput",
+    "LanewayError",
+    "ModelError",
+    "ModelRequest",
+    "ModelResponse",
+    "NeverStarted",
+    "NotFound",
+    "PydanticAIModel",
+    "Receipt",
+    "Refused",
+    "ReplayModel",
+    "Runtime",
+    "RuntimeUnreachable",
+    "SafeToRetry",
+    "ScriptedModel",
+    "Settlement",
+    "StoreBusy",
+    "StoreUnavailable",
+    "Tool",
+    "ToolCallRequest",
+    "ToolContext",
+    "ToolError",
+    "connect",
+    "local",
+    "replay_agent",
+    "start",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    value = getattr(importlib.import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

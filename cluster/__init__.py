@@ -1,1 +1,1 @@
-
+"""Launch and connect, settings, placement of actors on Ray, and the command line."""

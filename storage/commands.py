@@ -207,9 +207,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
 
 
 class NotClaimed(msgspec.Struct, frozen=True, kw_only=True, tag="not_claimed"):
-    """Nothing was claimed, and why; an expected answer."""
+    """Nothing was claimed, and why; an expected answer. `submission_id` is the lane's head where there is one."""
 
     reason: str
+    submission_id: str | None = None
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True, tag="appended"):

@@ -107,7 +107,7 @@ def claim(work: Work, command: Claim) -> Grant | NotClaimed:
     if head.state is State.JOINED:
         return _claim_orphan(work, head, command)
     if head.state not in CLAIMABLE:
-        return NotClaimed(reason=str(head.state))
+        return NotClaimed(reason=str(head.state), submission_id=head.submission_id)
     if head.state is State.READY and head.not_before_ms > work.now_ms:
         return NotClaimed(reason="backoff")
     event = {State.READY: Event.CLAIM, State.RUNNING: Event.LOSE_OWNER}.get(head.state)

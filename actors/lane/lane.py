@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -27,9 +28,9 @@ from ...storage.commands import (
 from ...storage.errors import Fenced, IllegalTransition, LanewayError, NotFound, Refused, StaleTail
 from ...storage.failpoints import Point
 from ...storage.ids import new_id, new_token
-from ...storage.ledger import Receipt, Row
+from ...storage.ledger import Receipt, Row, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, decode_records, encode_records
+from ...storage.records import AnyRecord, Outcome, SubmissionSettled, decode_records, encode_records
 from . import facts
 from .attempt import Attempt
 from .feed import Feed
@@ -41,13 +42,18 @@ _FAULT_WAIT_S = 1.0  # an unexpected error is tried again after this, not in a h
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """The one recorded outcome of a submission."""
+    """The one recorded outcome: "completed", "failed" or "aborted". `error` is {"code", "message", ...} or None."""
 
     submission_id: str
-    outcome: str
-    output: object = None
-    error: dict[str, object] | None = None
+    outcome: Outcome
+    output: Any = None
+    error: dict[str, Any] | None = None
     run_id: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The output where it is text."""
+        return self.output if isinstance(self.output, str) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,8 @@ class Lane:
         accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(command,)))
         grant = accepted.results[0]
         if isinstance(grant, NotClaimed):
+            if grant.reason == State.ADMITTED and grant.submission_id is not None:
+                return await self._finish_materialization(grant.submission_id)
             self.nothing_to_do = grant.reason
             return None
         assert isinstance(grant, Grant)
@@ -238,6 +246,13 @@ class Lane:
             view = await self._loaded()
         self._services.failpoints.hit(Point.AFTER_CLAIM)
         return self._attempt_of(grant)
+
+    async def _finish_materialization(self, submission_id: str) -> Attempt | None:
+        """Admitted and not ready: its admission was cut off; complete it and claim again (Specification 4)."""
+        commands = (Materialize(submission_id=submission_id), MarkReady(submission_id=submission_id))
+        await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=commands))
+        self._services.counts["recovered:finish_materialization"] += 1
+        return await self._claim()
 
     def _attempt_of(self, grant: Grant) -> Attempt:
         assert self._view is not None
@@ -333,13 +348,12 @@ def admission_commands(admission: Admission) -> tuple[Admit | Materialize | Mark
     )
 
 
-def settlement_of(record: object) -> Settlement:
+def settlement_of(record: SubmissionSettled) -> Settlement:
     """The settlement as callers get it."""
-    fields = msgspec.to_builtins(record)
     return Settlement(
-        submission_id=fields["submission_id"],
-        outcome=fields["outcome"],
-        output=fields.get("output"),
-        error=fields.get("error"),
-        run_id=fields.get("run_id"),
+        submission_id=record.submission_id,
+        outcome=record.outcome,
+        output=record.output,
+        error=None if record.error is None else msgspec.to_builtins(record.error),
+        run_id=record.run_id,
     )

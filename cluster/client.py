@@ -1,0 +1,186 @@
+"""The asynchronous client: finds owners, repeats what is ambiguous under the same ids, reads logs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..actors.lane.feed import Cursor
+from ..actors.lane.lane import Admission, Settlement
+from ..recovery.convergence import Report
+from ..storage.commands import AbortAnswer
+from ..storage.contract import LogPage, Table
+from ..storage.errors import InvalidInput, LanewayError, NotFound, StoreUnavailable
+from ..storage.header import Batch
+from ..storage.ids import new_id
+from ..storage.ledger import Receipt, Row
+from ..storage.projection import ConversationView, chat_messages
+from ..storage.records import AnyRecord, decode_records, tag_of
+from .backend import Backend, Host, HostGone
+
+_T = TypeVar("_T")
+_POLL_S = 10.0  # how long one waiting call stays at its owner before it is made again
+_PATIENCE_S = 60.0  # how long a call that changes something looks for an owner before it gives up
+_RETRY_S = (0.02, 1.0)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What a watcher sees. Canonical events carry their `sequence`; provisional ones may be superseded."""
+
+    type: str
+    data: dict[str, Any]
+    sequence: int | None = None
+    provisional: bool = False
+
+
+class Client:
+    """Everything that a runtime's user can ask, asynchronously."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    async def submit(self, conversation_id: str, admission: Admission, timeout_s: float = _PATIENCE_S) -> Receipt:
+        """Admit durably. Raises: AdmissionConflict, InvalidInput, Refused; StoreUnavailable after `timeout_s`."""
+        return await self._with_owner(conversation_id, lambda host: host.submit(conversation_id, admission), timeout_s)
+
+    async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float | None) -> Settlement:
+        """Wait for the one outcome. Raises: TimeoutError when it is still open after `timeout_s` (None: no bound)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            remaining = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+            wait_s = max(0.0, remaining)
+
+            async def ask(host: Host, wait_s: float = wait_s) -> Settlement | None:
+                return await host.settlement(conversation_id, submission_id, wait_s)
+
+            settled = await self._with_owner(conversation_id, ask, None if deadline is None else remaining + _POLL_S)
+            if settled is not None:
+                return settled
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{submission_id} is still open after {timeout_s} s")
+
+    async def abort(self, submission_id: str, reason: str, author: str, abort_id: str | None = None) -> AbortAnswer:
+        """Ask durably for an abort. Raises: NotFound; Refused with code "already_settled"."""
+        row = await self.row(submission_id)
+        conversation_id, abort_id = row.conversation_id, abort_id or new_id("abt")
+        return await self._with_owner(
+            conversation_id,
+            lambda host: host.abort(conversation_id, submission_id, abort_id, author, reason),
+            _PATIENCE_S,
+        )
+
+    async def events(self, conversation_id: str, after: int, provisional: bool) -> AsyncIterator[Event]:
+        """Events behind sequence `after`, each canonical one once, until nothing is owed in the conversation."""
+        cursor = Cursor(after=after)
+        while True:
+            start = cursor
+
+            async def ask(host: Host, start: Cursor = start) -> Any:
+                return await host.poll(conversation_id, start, _POLL_S)
+
+            poll = await self._with_owner(conversation_id, ask, None)
+            for sequence, record in poll.records:
+                yield Event(type=tag_of(record), data=as_dict(record), sequence=sequence)
+            for delta in poll.deltas if provisional else ():
+                yield Event(type=f"{delta.kind}_delta", data={"text": delta.text}, provisional=True)
+            cursor = poll.cursor
+            if poll.quiet and not poll.records:
+                return
+
+    async def row(self, submission_id: str) -> Row:
+        """The ledger row. Raises: NotFound."""
+        row = await self.backend.read("lookup", submission_id)
+        if row is None:
+            raise NotFound(f"no submission {submission_id}", submission_id=submission_id)
+        return row
+
+    async def batches(self, conversation_id: str, after: int = 0) -> list[Batch]:
+        """All batches behind `after`."""
+        found: list[Batch] = []
+        while True:
+            page: LogPage = await self.backend.read("read_log", conversation_id, after, 1024)
+            found.extend(page.batches)
+            if not page.more:
+                return found
+            after = found[-1].last_sequence
+
+    async def log(self, conversation_id: str, after: int = 0) -> list[tuple[int, AnyRecord]]:
+        """All records behind `after` with their sequence."""
+        return records_of(await self.batches(conversation_id, after), after)
+
+    async def messages(self, conversation_id: str) -> list[dict[str, Any]]:
+        """The conversation in OpenAI's chat format."""
+        view = ConversationView()
+        view.extend(record for _, record in await self.log(conversation_id))
+        return chat_messages(view)
+
+    async def conversations(self) -> list[str]:
+        """Ids of all conversations."""
+        found: list[str] = []
+        while True:
+            page = await self.backend.read("list_conversations", found[-1] if found else "", 1000)
+            if not page:
+                return found
+            found.extend(page)
+
+    async def rows(self, conversation_id: str | None, state: str | None, limit: int) -> list[Row]:
+        if state is not None and limit < 1:
+            raise InvalidInput("limit must be 1 or more", field="limit", limit=1)
+        return await self.backend.read("list_rows", conversation_id, state, limit)
+
+    async def query(self, sql: str, limit: int) -> Table:
+        return await self.backend.read("query", sql, limit)
+
+    async def verify(self, *, require_settled: bool, progress: Callable[[str], None] | None = None) -> Report:
+        """The convergence check over every conversation."""
+        report = Report()
+        for conversation_id in await self.conversations():
+            rows = await self.backend.read("list_rows", conversation_id, None, 1_000_000)
+            batches = await self.batches(conversation_id)
+            report.add(rows, batches, require_settled=require_settled)
+            if progress is not None:
+                progress(conversation_id)
+        return report
+
+    async def _with_owner(
+        self, conversation_id: str, call: Callable[[Host], Awaitable[_T]], timeout_s: float | None
+    ) -> _T:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        wait_s = _RETRY_S[0]
+        while True:
+            host: Host | None = None
+            try:
+                host = await self.backend.host_of(conversation_id)
+                return await call(host)
+            except (HostGone, StoreUnavailable) as error:
+                if host is not None:
+                    await self.backend.lost(conversation_id, host)
+                if deadline is not None and time.monotonic() + wait_s >= deadline:
+                    raise _indeterminate(error) from error
+                await asyncio.sleep(wait_s)
+                wait_s = min(_RETRY_S[1], wait_s * 2)
+
+
+def _indeterminate(error: LanewayError) -> LanewayError:
+    message = f"no owner answered: {error.message}; the call may have been carried out, repeat it with the same key"
+    return StoreUnavailable(message, code="indeterminate")
+
+
+def records_of(batches: list[Batch], after: int = 0) -> list[tuple[int, AnyRecord]]:
+    """The records of `batches` behind `after`, with their sequences. Raises: StoreCorrupt."""
+    found: list[tuple[int, AnyRecord]] = []
+    for batch in batches:
+        where = f"{batch.conversation_id} at {batch.first_sequence}"
+        for index, record in enumerate(decode_records(batch.body, where=where)):
+            if batch.first_sequence + index > after:
+                found.append((batch.first_sequence + index, record))
+    return found
+
+
+def as_dict(record: AnyRecord) -> dict[str, Any]:
+    """A record as plain JSON values, `type` included, as it is stored."""
+    return msgspec.to_builtins(record)

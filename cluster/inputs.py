@@ -1,0 +1,66 @@
+"""What callers hand over, checked before anything is stored: every refusal names its field and limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..actors.lane.lane import Admission
+from ..storage.errors import InvalidInput
+from ..storage.ids import new_id
+from ..storage.values import Limits, check_json, check_text, digest_of, encode
+
+PRINCIPAL_DEFAULT = "anonymous"
+
+
+def check_admission(
+    *,
+    agent: object,
+    content: object,
+    idempotency_key: object,
+    principal: object,
+    extra: object,
+    limits: Limits,
+) -> Admission:
+    """An admission with fresh ids. `content` is text, or a list of content parts in OpenAI's chat format.
+
+    Raises: InvalidInput with `field`, and `limit` where one applies.
+    """
+    return Admission(
+        submission_id=new_id("sub"),
+        receipt_id=new_id("rcp"),
+        principal=check_text(principal, "principal", length_max=limits.id_length_max),
+        idempotency_key=check_text(
+            new_id("key") if idempotency_key is None else idempotency_key,
+            "idempotency_key",
+            length_max=limits.id_length_max,
+        ),
+        agent=check_text(agent, "agent", length_max=limits.id_length_max),
+        input=(payload := _payload(content, extra, limits)),
+        input_digest=digest_of(encode([agent, payload])),
+    )
+
+
+def _payload(content: object, extra: object, limits: Limits) -> str:
+    if isinstance(content, str):
+        check_text(content, "input", length_max=limits.input_bytes_max)
+    elif isinstance(content, list):
+        if not content:
+            raise InvalidInput("input must not be empty", field="input")
+        for index, part in enumerate(content):
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise InvalidInput(
+                    f"input[{index}] must be a content part: an object with a text `type`", field=f"input[{index}]"
+                )
+    else:
+        raise InvalidInput(
+            f"input must be text or a list of content parts, not {type(content).__name__}", field="input"
+        )
+    payload: dict[str, Any] = {"content": content}
+    if extra is not None:
+        if not isinstance(extra, dict) or {"role", "content"} & extra.keys():
+            raise InvalidInput("message_keys must be an object without role and content", field="message_keys")
+        if extra:
+            check_json(extra, "message_keys", bytes_max=limits.input_bytes_max, depth_max=limits.json_depth_max)
+            payload["extra"] = extra
+    check_json(content, "input", bytes_max=limits.input_bytes_max, depth_max=limits.json_depth_max)
+    return encode(payload).decode()

@@ -1,0 +1,95 @@
+"""The runtime in one process, without Ray: lanes are tasks, the store is memory or a DuckDB file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..actors.host import LaneHost
+from ..actors.lane.settings import LaneSettings
+from ..actors.store_client import LocalLink
+from ..agents.agent import Agent
+from ..agents.registry import Registry
+from ..recovery.attention import conversations_in_need
+from ..storage.contract import ControlRow, ScanPage, Store
+from ..storage.failpoints import NO_FAILPOINTS, Failpoints
+from ..storage.readback import wall_clock_ms
+from .backend import ActorInfo, Description
+
+
+class LocalBackend:
+    """Hosts every conversation in this process. What an earlier process left open goes on at `start`."""
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        store: Store,
+        settings: LaneSettings,
+        failpoints: Failpoints = NO_FAILPOINTS,
+    ) -> None:
+        self.limits = settings.limits
+        self._registry = Registry(agents)
+        self._store = store
+        self._link = LocalLink(store)
+        self._settings = settings
+        self._failpoints = failpoints
+        self._host: LaneHost | None = None
+
+    async def start(self) -> None:
+        for owner_id in await self._link.call("owners"):
+            # The file has one process, and that is this one: every earlier owner is gone.
+            await self._link.call("retire_owner", owner_id)
+        self._host = LaneHost(self._link, self._registry, self._settings, failpoints=self._failpoints)
+        await self._host.start()
+        await self._host.activate(conversations_in_need(await self._open_rows(), wall_clock_ms()))
+
+    async def stop(self, *, shut_down: bool) -> None:
+        if self._host is not None:
+            await self._host.close()
+            self._host = None
+            self._link.close()
+
+    async def host_of(self, conversation_id: str) -> LaneHost:
+        assert self._host is not None, "the runtime is not started"
+        return self._host
+
+    async def lost(self, conversation_id: str, host: object) -> None:
+        return
+
+    async def read(self, method: str, *args: Any) -> Any:
+        return await self._link.call(method, *args)
+
+    async def describe(self) -> Description:
+        stats = self._host.stats() if self._host else {}
+        return Description(
+            kind="local",
+            namespace="",
+            agents=self._registry.names(),
+            store=msgspec.to_builtins(self._store.info()),
+            actors=(
+                ActorInfo(
+                    name="local",
+                    node="localhost",
+                    pid=os.getpid(),
+                    conversations=int(stats.get("lanes", 0)),
+                    stats=stats,
+                ),
+            ),
+            store_pid=os.getpid(),
+        )
+
+    def actor_handle(self, conversation_id: str, host: object) -> None:
+        return None
+
+    async def _open_rows(self) -> list[ControlRow]:
+        rows: list[ControlRow] = []
+        cursor: tuple[str, int] | None = None
+        while True:
+            page: ScanPage = await self._link.call("scan_nonterminal", cursor, 1024)
+            rows.extend(page.rows)
+            cursor = page.cursor
+            if cursor is None:
+                return rows

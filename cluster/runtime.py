@@ -1,0 +1,296 @@
+"""The public surface: a runtime, its conversations, and receipts; each call in a blocking and an async form."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Self, TypeVar
+
+from ..actors.lane.lane import Settlement
+from ..recovery.convergence import Report
+from ..storage.commands import AbortAnswer
+from ..storage.contract import Table
+from ..storage.errors import InvalidInput
+from ..storage.ledger import Receipt as LedgerReceipt
+from ..storage.ledger import Row
+from ..storage.values import check_text
+from .backend import Backend, Description
+from .client import Client, Event, as_dict
+from .inputs import PRINCIPAL_DEFAULT, check_admission
+
+_T = TypeVar("_T")
+
+
+class Receipt:
+    """Durable acceptance of one submission: from here on, exactly one outcome will be recorded (DUR-001, DUR-002)."""
+
+    def __init__(self, runtime: Runtime, receipt: LedgerReceipt) -> None:
+        self._runtime = runtime
+        self.submission_id = receipt.submission_id
+        self.receipt_id = receipt.receipt_id
+        self.conversation_id = receipt.conversation_id
+        self.queue_sequence = receipt.queue_sequence
+        self.replayed = receipt.replayed
+
+    def result(self, timeout: float | None = None) -> Settlement:
+        """Wait for the outcome, `timeout` seconds at most. Raises: TimeoutError when it is still open then."""
+        return self._runtime.run(self._result(timeout))
+
+    async def aresult(self, timeout: float | None = None) -> Settlement:  # noqa: ASYNC109: the blocking form's name
+        """The same from async code."""
+        return await self._runtime.arun(self._result(timeout))
+
+    async def _result(self, timeout_s: float | None) -> Settlement:
+        client = self._runtime.client
+        return await client.settlement(self.conversation_id, self.submission_id, timeout_s)
+
+    def status(self) -> str:
+        """The ledger's state now."""
+        return str(self._runtime.submission(self.submission_id).state)
+
+    def abort(self, reason: str = "", author: str = PRINCIPAL_DEFAULT) -> AbortAnswer:
+        """Ask durably for the abort of this submission."""
+        return self._runtime.abort(self.submission_id, reason=reason, author=author)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "submission_id": self.submission_id,
+            "receipt_id": self.receipt_id,
+            "conversation_id": self.conversation_id,
+            "queue_sequence": self.queue_sequence,
+            "replayed": self.replayed,
+        }
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.submission_id}, {self.conversation_id} #{self.queue_sequence})"
+
+
+class Conversation:
+    """A handle on one conversation; it finds the owner, wherever that lives now."""
+
+    def __init__(self, runtime: Runtime, conversation_id: str, agent: str | None) -> None:
+        self._runtime = runtime
+        self.id = conversation_id
+        self.agent = agent
+
+    def submit(
+        self,
+        content: str | list[dict[str, Any]],
+        *,
+        idempotency_key: str | None = None,
+        principal: str = PRINCIPAL_DEFAULT,
+        message_keys: dict[str, Any] | None = None,
+    ) -> Receipt:
+        """Hand over one input; returns when its acceptance is durable.
+
+        The same `idempotency_key` of the same `principal` gives the same receipt, `replayed`. `message_keys` are
+        further keys of the user's chat message.
+
+        Raises: InvalidInput (`field`, `limit`); AdmissionConflict for a key that came with another payload.
+        """
+        return self._runtime.run(self._submit(content, idempotency_key, principal, message_keys))
+
+    async def asubmit(
+        self,
+        content: str | list[dict[str, Any]],
+        *,
+        idempotency_key: str | None = None,
+        principal: str = PRINCIPAL_DEFAULT,
+        message_keys: dict[str, Any] | None = None,
+    ) -> Receipt:
+        """The same from async code."""
+        return await self._runtime.arun(self._submit(content, idempotency_key, principal, message_keys))
+
+    async def _submit(
+        self, content: object, idempotency_key: str | None, principal: str, message_keys: dict[str, Any] | None
+    ) -> Receipt:
+        agent = self.agent or await self._runtime.only_agent()
+        admission = check_admission(
+            agent=agent,
+            content=content,
+            idempotency_key=idempotency_key,
+            principal=principal,
+            extra=message_keys,
+            limits=self._runtime.client.backend.limits,
+        )
+        return Receipt(self._runtime, await self._runtime.client.submit(self.id, admission))
+
+    def log(self, after: int = 0) -> list[dict[str, Any]]:
+        """Canonical records behind sequence `after`, as JSON values with their `sequence`."""
+        records = self._runtime.run(self._runtime.client.log(self.id, after))
+        return [{"sequence": sequence, **as_dict(record)} for sequence, record in records]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation in OpenAI's chat format, as the next prompt would carry it."""
+        return self._runtime.run(self._runtime.client.messages(self.id))
+
+    def events(self, after: int = 0, *, provisional: bool = True) -> Iterator[Event]:
+        """Events behind sequence `after` until nothing is owed: canonical ones once each, deltas as provisional.
+
+        To go on after a break, hand over the last sequence that was seen.
+        """
+        stream = self._runtime.client.events(self.id, after, provisional)
+
+        async def following() -> Event | None:
+            return await anext(stream, None)
+
+        try:
+            while (event := self._runtime.run(following())) is not None:
+                yield event
+        finally:
+            self._runtime.run(_close_stream(stream))
+
+    async def aevents(self, after: int = 0, *, provisional: bool = True) -> AsyncIterator[Event]:
+        """The same from async code."""
+        stream = self._runtime.client.events(self.id, after, provisional)
+
+        async def following() -> Event | None:
+            return await anext(stream, None)
+
+        try:
+            while (event := await self._runtime.arun(following())) is not None:
+                yield event
+        finally:
+            await self._runtime.arun(_close_stream(stream))
+
+    @property
+    def actor(self) -> Any:
+        """The plain Ray handle of the actor that hosts this conversation now; None without Ray."""
+
+        async def find() -> Any:
+            backend = self._runtime.client.backend
+            return backend.actor_handle(self.id, await backend.host_of(self.id))
+
+        return self._runtime.run(find())
+
+
+class Runtime:
+    """A running Laneway. Use it as a context manager; `stop` ends it, `close` only lets go of it."""
+
+    def __init__(self, backend: Backend, *, owns: bool, on_stop: Callable[[], None] | None = None) -> None:
+        self.client = Client(backend)
+        self._owns = owns
+        self._on_stop = on_stop
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="laneway-runtime", daemon=True)
+        self._thread.start()
+        self._stopped = False
+        try:
+            self.run(backend.start())
+        except BaseException:
+            self._end()
+            raise
+
+    def conversation(self, conversation_id: str, agent: str | None = None) -> Conversation:
+        """A handle; nothing is stored before the first submit. `agent` may be left out where there is only one."""
+        check_text(conversation_id, "conversation_id", length_max=self.client.backend.limits.id_length_max)
+        return Conversation(self, conversation_id, agent)
+
+    def conversations(self) -> list[str]:
+        """Ids of all conversations in the store."""
+        return self.run(self.client.conversations())
+
+    def submission(self, submission_id: str) -> Row:
+        """The ledger row of a submission. Raises: NotFound."""
+        return self.run(self.client.row(submission_id))
+
+    def receipt(self, submission_id: str) -> Receipt:
+        """A receipt for a submission that was accepted before. Raises: NotFound."""
+        row = self.submission(submission_id)
+        return Receipt(
+            self,
+            LedgerReceipt(
+                submission_id=row.submission_id,
+                receipt_id=row.receipt_id,
+                conversation_id=row.conversation_id,
+                queue_sequence=row.queue_sequence,
+                replayed=True,
+            ),
+        )
+
+    def submissions(self, *, conversation: str | None = None, state: str | None = None, limit: int = 1000) -> list[Row]:
+        """Ledger rows, newest last, narrowed by conversation or state."""
+        return self.run(self.client.rows(conversation, state, limit))
+
+    def abort(self, submission_id: str, *, reason: str = "", author: str = PRINCIPAL_DEFAULT) -> AbortAnswer:
+        """Ask durably for an abort; the first one counts (DUR-012).
+
+        Raises: NotFound; Refused with code "already_settled".
+        """
+        return self.run(self.client.abort(submission_id, reason, author))
+
+    def query(self, sql: str, *, limit: int = 10_000) -> Table:
+        """A read-only question over the views batches, records, submissions, tool_calls and settlements."""
+        return self.run(self.client.query(sql, limit))
+
+    def verify(self, *, require_settled: bool = False, progress: Callable[[str], None] | None = None) -> Report:
+        """The convergence check over the whole store; `require_settled` makes open work a problem, too."""
+        return self.run(self.client.verify(require_settled=require_settled, progress=progress))
+
+    def describe(self) -> Description:
+        """Agents, store and processes of this runtime."""
+        return self.run(self.client.backend.describe())
+
+    def stop(self) -> None:
+        """End the runtime: lanes stop where they are, and what is open goes on at the next start. Idempotent."""
+        self._finish(shut_down=True)
+
+    def close(self) -> None:
+        """Let go of the runtime; one that this process did not start goes on."""
+        self._finish(shut_down=self._owns)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- the loop behind the blocking calls --------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run `work` on the runtime's own loop and wait for it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a blocking call of Laneway was made on its own event loop; use the async form")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def arun(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run `work` on the runtime's own loop and await it on the caller's."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def only_agent(self) -> str:
+        """The agent's name where the runtime has just one. Raises: InvalidInput with field "agent"."""
+        names = (await self.client.backend.describe()).agents
+        if len(names) != 1:
+            raise InvalidInput(f"name the agent: this runtime has {', '.join(names) or 'none'}", field="agent")
+        return names[0]
+
+    def _finish(self, *, shut_down: bool) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            self.run(self.client.backend.stop(shut_down=shut_down))
+        finally:
+            self._end()
+            if self._on_stop is not None:
+                self._on_stop()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        with contextlib.suppress(RuntimeError):
+            self._loop.close()
+
+
+async def _close_stream(stream: AsyncIterator[Event]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()

@@ -1,0 +1,58 @@
+"""Settings of a runtime: arguments first, then LANEWAY_... from the environment, then defaults that work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ..actors.lane.settings import LaneSettings
+from ..storage.errors import InvalidInput
+
+NAMESPACE_DEFAULT = "laneway"
+STORE_DEFAULT = "laneway.duckdb"
+
+
+class Settings(BaseSettings):
+    """All that may be set, with its bounds; times in seconds. LANEWAY_MAX_ACTORS=4 sets `max_actors`, and so on."""
+
+    model_config = SettingsConfigDict(env_prefix="LANEWAY_", extra="forbid", frozen=True)
+
+    namespace: str = Field(NAMESPACE_DEFAULT, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    max_actors: int | None = Field(None, ge=1, le=10_000)
+    lanes_per_actor: int = Field(256, ge=1, le=1_000_000)
+    idle_s: float = Field(300.0, gt=0)
+    lease_ttl_s: float = Field(10.0, ge=0.5, le=3600)
+    sweep_s: float = Field(5.0, gt=0, le=3600)
+    stepwise: bool = False
+    record_deltas: bool = False
+    spare_actors: int = Field(1, ge=0, le=16)
+    start_timeout_s: float = Field(60.0, gt=0)
+
+    def lane_settings(self) -> LaneSettings:
+        """What the lanes of each process are told."""
+        return LaneSettings(
+            stepwise=self.stepwise,
+            record_deltas=self.record_deltas,
+            lanes_per_actor=self.lanes_per_actor,
+            idle_s=self.idle_s,
+            lease_ttl_s=self.lease_ttl_s,
+        )
+
+    def actors_for(self, cpus: float) -> int:
+        """Processes that host lanes: twice the CPUs, or 16 times where each conversation has one of its own."""
+        if self.max_actors is not None:
+            return self.max_actors
+        return max(1, int(cpus * (16 if self.lanes_per_actor == 1 else 2)))
+
+
+def load_settings(**given: Any) -> Settings:
+    """Settings from arguments and environment. Raises: InvalidInput with `field` for the first that does not fit."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "settings"
+        limit = next(iter(first.get("ctx", {}).values()), None)
+        raise InvalidInput(f"{field}: {first['msg']}", field=field, limit=limit) from error
