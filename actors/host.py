@@ -181,6 +181,10 @@ class LaneHost:
         lane = self._resident(conversation_id) or Lane(conversation_id, self._services)
         return await lane.abort(submission_id, abort_id, author, reason)
 
+    def resident(self) -> list[str]:
+        """The conversations whose lanes are in memory here."""
+        return list(self._lanes)
+
     def stats(self) -> dict[str, Any]:
         """Counters of this process since it started."""
         return {

@@ -56,6 +56,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     actors: tuple[ActorInfo, ...]
     store_pid: int | None = None
     supervisor_pid: int | None = None
+    counts: dict[str, int] = {}
 
 
 class Backend(Protocol):

@@ -50,7 +50,8 @@ def start(
     manager ends the runtime, and a cluster that was started for it.
     Raises: InvalidInput; RuntimeUnreachable when no cluster answers at `address`; StoreBusy.
     """
-    from .ray_backend import RayBackend, connect_ray
+    from .ray_backend import RayBackend
+    from .ray_cluster import connect_ray
 
     chosen = load_settings(namespace=namespace, **settings)
     release = connect_ray(address, runtime_env)
@@ -67,7 +68,8 @@ def connect(address: str = "auto", *, namespace: str | None = None) -> Runtime:
 
     Raises: RuntimeUnreachable when no cluster or no runtime answers there.
     """
-    from .ray_backend import RayBackend, connect_ray
+    from .ray_backend import RayBackend
+    from .ray_cluster import connect_ray
 
     chosen = load_settings(namespace=namespace)
     release = connect_ray(address, None)

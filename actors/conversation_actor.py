@@ -1,0 +1,78 @@
+"""ConversationActor: a process that hosts lanes. A thin shell round `LaneHost`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import ray
+import ray.cloudpickle
+
+from ..agents.registry import Registry
+from ..storage.commands import AbortAnswer
+from ..storage.ledger import Receipt
+from .host import LaneHost, Poll
+from .lane.feed import Cursor
+from .lane.lane import Admission, Settlement
+from .lane.settings import LaneSettings
+from .quiet import quiet_process
+from .ray_calls import RayLink, answering
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=100_000)
+class ConversationActor:
+    """Hosts lanes for as long as its process lives; what it leaves open is recovered elsewhere."""
+
+    def __init__(self, store: Any, agents: bytes, import_paths: list[str], settings: LaneSettings) -> None:
+        quiet_process()
+        sys.path.extend(path for path in import_paths if path not in sys.path and os.path.isdir(path))
+        self._host = LaneHost(RayLink(store), Registry(ray.cloudpickle.loads(agents)), settings)
+        self._ended = asyncio.Event()
+
+    async def start(self) -> tuple[str, int]:
+        """Take the lease; the owner's id and the process's pid."""
+        await self._host.start()
+        return self._host.owner_id, os.getpid()
+
+    async def identity(self) -> tuple[str, int, list[str]]:
+        """Owner, pid and the conversations that are resident here, for a supervisor that starts again."""
+        return self._host.owner_id, os.getpid(), self._host.resident()
+
+    async def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+    async def until_end(self) -> None:
+        """Stays pending while the process lives: its failure is how a death is noticed."""
+        await self._ended.wait()
+
+    @answering
+    async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
+        return await self._host.submit(conversation_id, admission)
+
+    @answering
+    async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
+        return await self._host.settlement(conversation_id, submission_id, timeout_s)
+
+    @answering
+    async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
+        return await self._host.poll(conversation_id, cursor, timeout_s)
+
+    @answering
+    async def abort(
+        self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
+    ) -> AbortAnswer:
+        return await self._host.abort(conversation_id, submission_id, abort_id, author, reason)
+
+    @answering
+    async def activate(self, conversation_ids: list[str]) -> None:
+        await self._host.activate(conversation_ids)
+
+    async def stats(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), **self._host.stats()}
+
+    async def close(self) -> None:
+        """Stop the lanes where they stand and give the lease back."""
+        await self._host.close()
+        self._ended.set()

@@ -1,0 +1,92 @@
+"""Calls between Ray processes: Laneway's errors travel as data, and every failure of Ray itself is ambiguous."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+import ray
+import ray.exceptions
+
+from ..storage.commands import Answer, Rejected, Unit, decode_answers, encode_units
+from ..storage.errors import LanewayError, StoreUnavailable
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+RAY_FAILURES = (ray.exceptions.RayError, ConnectionError)
+"""What a call raises when Ray could not carry it out, or cannot say whether it did."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error of Laneway as the answer of a remote call."""
+
+    rejected: Rejected
+
+
+def answering(method: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T | Failure]]:
+    """Let an actor's method answer with a Failure where it raises a LanewayError."""
+
+    @functools.wraps(method)
+    async def answer(*args: _P.args, **kwargs: _P.kwargs) -> _T | Failure:
+        try:
+            return await method(*args, **kwargs)
+        except LanewayError as error:
+            return Failure(Rejected.from_error(error))
+
+    return answer
+
+
+def answering_blocking(method: Callable[_P, _T]) -> Callable[_P, _T | Failure]:
+    """The same for a method that is no coroutine."""
+
+    @functools.wraps(method)
+    def answer(*args: _P.args, **kwargs: _P.kwargs) -> _T | Failure:
+        try:
+            return method(*args, **kwargs)
+        except LanewayError as error:
+            return Failure(Rejected.from_error(error))
+
+    return answer
+
+
+def answered(answer: Any) -> Any:
+    """The value of a remote call. Raises: the LanewayError that it answered with."""
+    if isinstance(answer, Failure):
+        raise answer.rejected.error()
+    return answer
+
+
+class RayLink:
+    """A store behind its actor. It never repeats by itself: what failed may have been committed."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def commit(self, units: list[Unit]) -> list[Answer]:
+        try:
+            data = answered(await self._actor.commit.remote(encode_units(units)))
+        except RAY_FAILURES as error:
+            raise _unavailable(error) from error
+        return decode_answers(data)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        try:
+            return answered(await self._actor.call.remote(method, *args))
+        except RAY_FAILURES as error:
+            raise _unavailable(error) from error
+
+    def call_blocking(self, method: str, *args: Any) -> Any:
+        try:
+            return answered(ray.get(self._actor.call.remote(method, *args), timeout=30))
+        except RAY_FAILURES as error:
+            raise _unavailable(error) from error
+
+    def close(self) -> None:
+        return
+
+
+def _unavailable(error: BaseException) -> StoreUnavailable:
+    return StoreUnavailable(f"the store's actor gives no answer: {type(error).__name__}")

@@ -1,0 +1,62 @@
+"""StoreActor: the one process that holds a store's file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import ray
+
+from ..storage.commands import decode_units, encode_answers
+from ..storage.contract import Store
+from ..storage.open_store import open_store
+from ..storage.values import Limits
+from .quiet import quiet_process
+from .ray_calls import answering_blocking
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups={"write": 1, "read": 4})
+class StoreActor:
+    """One writer thread and a few readers over one store; Ray starts it again on the same node when it dies.
+
+    The file is opened by the first call, so that a refusal reaches the caller as an error of Laneway.
+    """
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        quiet_process()
+        self._path = path
+        self._limits = limits
+        self._opening = threading.Lock()
+        self._opened: Store | None = None
+
+    @property
+    def _store(self) -> Store:
+        with self._opening:
+            if self._opened is None:
+                self._opened = open_store(self._path, limits=self._limits)
+            return self._opened
+
+    @ray.method(concurrency_group="write")
+    @answering_blocking
+    def commit(self, units: bytes) -> bytes:
+        """Units in, answers out, both as one bytes value."""
+        return encode_answers(self._store.commit(decode_units(units)))
+
+    @ray.method(concurrency_group="read")
+    @answering_blocking
+    def call(self, method: str, *args: Any) -> Any:
+        """Any other method of the contract."""
+        return getattr(self._store, method)(*args)
+
+    @ray.method(concurrency_group="read")
+    def pid(self) -> int:
+        return os.getpid()
+
+    @ray.method(concurrency_group="write")
+    def close(self) -> None:
+        """Write everything out and let go of the file."""
+        with self._opening:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None

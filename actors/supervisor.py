@@ -1,0 +1,215 @@
+"""The supervisor's work without Ray: directory, death watch, sweep. All of its state can be rebuilt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from ..recovery.attention import conversations_in_need
+from ..storage.contract import ControlRow, ScanPage
+from ..storage.errors import LanewayError
+from .placement import Placement
+from .store_client import StoreClient, StoreLink
+
+_log = logging.getLogger("laneway.supervisor")
+_START_TRIES = 3
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A live process that hosts lanes; `handle` is how to call it."""
+
+    name: str
+    owner_id: str
+    pid: int
+    node: str
+    handle: Any
+
+
+class Crew(Protocol):
+    """How the supervisor starts, finds and watches processes; on Ray, or simulated in a test."""
+
+    async def start(self) -> Member:
+        """A new process with its lease taken."""
+        ...
+
+    async def found(self) -> list[tuple[Member, list[str]]]:
+        """Processes that are alive already, each with the conversations that are resident in it."""
+        ...
+
+    async def until_death(self, member: Member) -> None:
+        """Returns when the process has ended."""
+        ...
+
+    async def activate(self, member: Member, conversation_ids: list[str]) -> None: ...
+
+    async def stats(self, member: Member) -> dict[str, Any]: ...
+
+
+class Supervisor:
+    """Knows where each conversation lives, notices deaths at once, and looks for work that nobody owns.
+
+    Two supervisors are safe: what they decide about ownership counts only through the store's fence.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        link: StoreLink,
+        *,
+        max_actors: int,
+        spare_actors: int,
+        strict: bool,
+        sweep_s: float,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._crew = crew
+        self._store = StoreClient(link, random.Random())
+        self._placement = Placement(max_actors)
+        self._members: dict[str, Member] = {}
+        self._spare_actors = spare_actors
+        self._strict = strict  # one conversation an actor: recovery, too, waits for a process of its own
+        self._sweep_s = sweep_s
+        self._now_ms = now_ms
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting = 0
+        self._changed = asyncio.Condition()
+        self._sweep_now = asyncio.Event()
+        self.counts: Counter[str] = Counter()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Find who is alive, declare everybody else dead, and begin to watch."""
+        for member, conversation_ids in await self._crew.found():
+            self._join(member, conversation_ids)
+        alive = {member.owner_id for member in self._members.values()}
+        for owner_id in await self._store.read("owners"):
+            if owner_id not in alive:
+                await self._store.read("retire_owner", owner_id)
+        self._keep_spares()
+        self._spawn(self._sweep())
+        self._sweep_now.set()
+
+    async def locate(self, conversation_id: str, *, patient: bool = True) -> Member:
+        """The process that the conversation lives in; it is given one if it has none.
+
+        `patient` waits for a process of its own that is being started; recovery takes what is there.
+        """
+        while True:
+            name = self._placement.actor_of(conversation_id)
+            if name is not None and name in self._members:
+                return self._members[name]
+            self._keep_spares()
+            if self._members and not (patient and self._placement.wants_new_actor() and self._starting > 0):
+                return self._members[self._placement.place(conversation_id)]
+            started = self.counts["started"]
+            async with self._changed:
+                await self._changed.wait_for(lambda was=started: self.counts["started"] > was or self._starting == 0)
+
+    def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    def loads(self) -> dict[str, int]:
+        return self._placement.loads()
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._store.close()
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def _keep_spares(self) -> None:
+        """Start what is missing: an unused process for the next conversation, within `max_actors`."""
+        unused = sum(1 for load in self._placement.loads().values() if load == 0)
+        room = self._placement.max_actors - len(self._members) - self._starting
+        for _ in range(min(max(1, self._spare_actors) - unused - self._starting, room)):
+            self._starting += 1
+            self._spawn(self._start_member())
+
+    async def _start_member(self) -> None:
+        try:
+            for attempt in range(1, _START_TRIES + 1):
+                try:
+                    self._join(await self._crew.start(), [])
+                    return
+                except LanewayError as error:
+                    _log.warning("a process did not start (try %d): %s", attempt, error)
+        finally:
+            self._starting -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _join(self, member: Member, conversation_ids: list[str]) -> None:
+        self._members[member.name] = member
+        self._placement.learn(member.name, conversation_ids)
+        self.counts["started"] += 1
+        self._spawn(self._watch(member))
+
+    async def _watch(self, member: Member) -> None:
+        """A dead process's lease ends now, and its open lanes go on elsewhere under a higher epoch."""
+        await self._crew.until_death(member)
+        if self._closed:
+            return
+        self.counts["died"] += 1
+        self._members.pop(member.name, None)
+        lost = self._placement.remove(member.name)
+        _log.info("%s (pid %d) has ended with %d conversations", member.name, member.pid, len(lost))
+        self._keep_spares()
+        await self._store.read("retire_owner", member.owner_id)
+        self._sweep_now.set()
+
+    # --- the sweep ---------------------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        while True:
+            self._sweep_now.clear()
+            try:
+                await self._sweep_once()
+            except LanewayError as error:
+                _log.warning("the sweep goes on later: %s", error)
+            try:
+                async with asyncio.timeout(self._sweep_s):
+                    await self._sweep_now.wait()
+            except TimeoutError:
+                pass
+
+    async def _sweep_once(self) -> None:
+        needed = conversations_in_need(await self._open_rows(), self._now_ms())
+        groups: dict[str, list[str]] = {}
+        for conversation_id in needed:
+            groups.setdefault((await self.locate(conversation_id, patient=self._strict)).name, []).append(
+                conversation_id
+            )
+        for name, conversation_ids in groups.items():
+            member = self._members.get(name)
+            if member is not None:
+                self.counts["activated"] += len(conversation_ids)
+                await self._crew.activate(member, conversation_ids)
+
+    async def _open_rows(self) -> list[ControlRow]:
+        rows: list[ControlRow] = []
+        cursor: tuple[str, int] | None = None
+        while True:
+            page: ScanPage = await self._store.read("scan_nonterminal", cursor, 1024)
+            rows.extend(page.rows)
+            cursor = page.cursor
+            if cursor is None:
+                return rows
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a task of the supervisor failed", exc_info=task.exception())

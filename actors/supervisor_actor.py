@@ -1,0 +1,166 @@
+"""SupervisorActor: the shell round `Supervisor`, and how it starts and watches processes on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import msgspec
+import ray
+
+from ..storage.errors import StoreUnavailable
+from ..storage.ids import new_id
+from ..storage.readback import wall_clock_ms
+from .conversation_actor import ConversationActor
+from .lane.settings import LaneSettings
+from .quiet import quiet_process
+from .ray_calls import RAY_FAILURES, RayLink, answered, answering
+from .supervisor import Member, Supervisor
+
+MEMBER_PREFIX = "conversations-"
+
+
+class RuntimePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process of one runtime is started with."""
+
+    namespace: str
+    agents: bytes
+    agent_names: tuple[str, ...]
+    import_paths: list[str]
+    lane: LaneSettings
+    max_actors: int
+    spare_actors: int
+    sweep_s: float
+    store_path: str
+
+
+class RayCrew:
+    """Named, detached actors in the runtime's namespace: they outlive a supervisor that dies."""
+
+    def __init__(self, plan: RuntimePlan, store: Any) -> None:
+        self._plan = plan
+        self._store = store
+
+    async def start(self) -> Member:
+        name = new_id(MEMBER_PREFIX.rstrip("-")).replace("_", "-")
+        handle = ConversationActor.options(
+            name=name, namespace=self._plan.namespace, lifetime="detached", scheduling_strategy="SPREAD"
+        ).remote(self._store, self._plan.agents, self._plan.import_paths, self._plan.lane)
+        try:
+            owner_id, pid = await handle.start.remote()
+            node = await handle.node.remote()
+        except RAY_FAILURES as error:
+            raise StoreUnavailable(f"a process did not come up: {error}", code="actor_not_started") from error
+        return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
+
+    async def found(self) -> list[tuple[Member, list[str]]]:
+        members: list[tuple[Member, list[str]]] = []
+        for entry in ray.util.list_named_actors(all_namespaces=True):
+            if entry["namespace"] != self._plan.namespace or not entry["name"].startswith(MEMBER_PREFIX):
+                continue
+            try:
+                handle = ray.get_actor(entry["name"], namespace=self._plan.namespace)
+                owner_id, pid, resident = await handle.identity.remote()
+                node = await handle.node.remote()
+            except (*RAY_FAILURES, ValueError):
+                continue
+            member = Member(name=entry["name"], owner_id=owner_id, pid=pid, node=node, handle=handle)
+            members.append((member, resident))
+        return members
+
+    async def until_death(self, member: Member) -> None:
+        while True:
+            try:
+                await member.handle.until_end.remote()
+                return
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(0.2)
+            except RAY_FAILURES:
+                return
+
+    async def activate(self, member: Member, conversation_ids: list[str]) -> None:
+        try:
+            answered(await member.handle.activate.remote(conversation_ids))
+        except RAY_FAILURES:
+            return  # its death is noticed by the watch, and the next sweep looks again
+
+    async def stats(self, member: Member) -> dict[str, Any]:
+        try:
+            return await member.handle.stats.remote()
+        except RAY_FAILURES:
+            return {}
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=10_000)
+class SupervisorActor:
+    """The directory of one runtime; it can die at any time and finds everything again."""
+
+    def __init__(self, plan: RuntimePlan, store: Any) -> None:
+        quiet_process()
+        self._plan = plan
+        self._crew = RayCrew(plan, store)
+        self._supervisor = Supervisor(
+            self._crew,
+            RayLink(store),
+            max_actors=plan.max_actors,
+            spare_actors=plan.spare_actors,
+            strict=plan.lane.lanes_per_actor == 1,
+            sweep_s=plan.sweep_s,
+            now_ms=wall_clock_ms,
+        )
+        self._started: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._ready()
+
+    @answering
+    async def locate(self, conversation_id: str) -> tuple[str, Any]:
+        """The name and the handle of the actor that hosts the conversation."""
+        await self._ready()
+        member = await self._supervisor.locate(conversation_id)
+        return member.name, member.handle
+
+    @answering
+    async def describe(self) -> dict[str, Any]:
+        await self._ready()
+        loads = self._supervisor.loads()
+        members = self._supervisor.members()
+        stats = await asyncio.gather(*(self._crew.stats(member) for member in members))
+        return {
+            "pid": os.getpid(),
+            "agents": self._plan.agent_names,
+            "store_path": self._plan.store_path,
+            "counts": dict(self._supervisor.counts),
+            "actors": [
+                {
+                    "name": member.name,
+                    "node": member.node,
+                    "pid": member.pid,
+                    "conversations": loads.get(member.name, 0),
+                    "stats": found,
+                }
+                for member, found in zip(members, stats, strict=True)
+            ],
+        }
+
+    async def stop(self) -> list[str]:
+        """End every process that hosts lanes, gently first; the names that are to become free."""
+        await self._supervisor.close()
+        members = self._supervisor.members()
+        await asyncio.gather(*(self._end(member) for member in members))
+        return [member.name for member in members]
+
+    async def _end(self, member: Member) -> None:
+        try:
+            async with asyncio.timeout(5):
+                await member.handle.close.remote()
+        except (TimeoutError, *RAY_FAILURES):
+            pass  # it is ended all the same, and its work goes on at the next start
+        ray.kill(member.handle)
+
+    async def _ready(self) -> None:
+        """A supervisor that Ray started again was never asked to start: the first call does it."""
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_task(self._supervisor.start())
+        await asyncio.shield(self._started)

@@ -1,0 +1,247 @@
+"""The runtime on Ray: detached actors in one namespace, found by their names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+# Ray reads these when it is imported; its usage report would leave the machine, its notes would drown ours.
+for _name, _value in {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "1",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+import random
+
+import ray
+import ray.cloudpickle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ..actors.host import Poll
+from ..actors.lane.feed import Cursor
+from ..actors.lane.lane import Admission, Settlement
+from ..actors.ray_calls import RAY_FAILURES, RayLink, answered
+from ..actors.store_actor import StoreActor
+from ..actors.store_client import StoreClient
+from ..actors.supervisor_actor import RuntimePlan, SupervisorActor
+from ..agents.agent import Agent
+from ..agents.registry import Registry
+from ..storage.commands import AbortAnswer
+from ..storage.errors import LanewayError, RuntimeUnreachable, StoreUnavailable
+from ..storage.ledger import Receipt
+from ..storage.values import DEFAULT_LIMITS, Limits
+from .backend import ActorInfo, Description, HostGone
+from .settings import Settings
+
+STORE_NAME = "store"
+SUPERVISOR_NAME = "supervisor"
+_READ_PATIENCE_S = 60.0
+_NAMES_FREE_S = 15.0
+
+
+class RayHost:
+    """One ConversationActor as the client calls it."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        self.name = name
+        self.handle = handle
+
+    async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
+        return await self._ask("submit", conversation_id, admission)
+
+    async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
+        return await self._ask("settlement", conversation_id, submission_id, timeout_s)
+
+    async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
+        return await self._ask("poll", conversation_id, cursor, timeout_s)
+
+    async def abort(
+        self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
+    ) -> AbortAnswer:
+        return await self._ask("abort", conversation_id, submission_id, abort_id, author, reason)
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            return answered(await getattr(self.handle, method).remote(*args))
+        except RAY_FAILURES as error:
+            raise HostGone(f"{self.name} does not answer: {type(error).__name__}") from error
+
+
+class RayBackend:
+    """Reaches a runtime by namespace; with a plan it makes one first."""
+
+    def __init__(self, namespace: str, plan: RuntimePlan | None, limits: Limits) -> None:
+        self.limits = limits
+        self._namespace = namespace
+        self._plan = plan
+        self._supervisor: Any = None
+        self._store: Any = None
+        self._reads: StoreClient | None = None
+        self._hosts: dict[str, RayHost] = {}
+
+    @classmethod
+    def launching(cls, agents: Sequence[Agent], store_path: Path, settings: Settings) -> RayBackend:
+        """A runtime that `start` makes. Raises: InvalidInput for agents that do not fit together."""
+        cpus = float(ray.cluster_resources().get("CPU", 1.0))
+        plan = RuntimePlan(
+            namespace=settings.namespace,
+            agents=ray.cloudpickle.dumps(list(agents)),
+            agent_names=Registry(agents).names(),
+            import_paths=[os.path.abspath(path) for path in sys.path],
+            lane=settings.lane_settings(),
+            max_actors=settings.actors_for(cpus),
+            spare_actors=settings.spare_actors,
+            sweep_s=settings.sweep_s,
+            store_path=str(store_path),
+        )
+        return cls(settings.namespace, plan, plan.lane.limits)
+
+    @classmethod
+    def joining(cls, namespace: str) -> RayBackend:
+        """A runtime that is up."""
+        return cls(namespace, None, DEFAULT_LIMITS)
+
+    async def start(self) -> None:
+        if self._plan is not None:
+            await self._launch(self._plan)
+        else:
+            self._supervisor = self._named(SUPERVISOR_NAME)
+            self._store = self._named(STORE_NAME)
+        self._reads = StoreClient(RayLink(self._store), random.Random())
+
+    async def stop(self, *, shut_down: bool) -> None:
+        self._hosts.clear()
+        if self._reads is not None:
+            await self._reads.close()
+        if not shut_down or self._supervisor is None:
+            return
+        try:
+            async with asyncio.timeout(10):
+                await self._supervisor.stop.remote()
+        except (TimeoutError, *RAY_FAILURES):
+            pass  # what does not end by itself is ended below, by name
+        await self._close_store()
+        for name in _names_in(self._namespace):
+            try:
+                ray.kill(ray.get_actor(name, namespace=self._namespace))
+            except ValueError:
+                continue  # gone meanwhile
+        await _until(lambda: not _names_in(self._namespace), _NAMES_FREE_S)
+
+    async def host_of(self, conversation_id: str) -> RayHost:
+        host = self._hosts.get(conversation_id)
+        if host is None:
+            try:
+                name, handle = answered(await self._supervisor.locate.remote(conversation_id))
+            except RAY_FAILURES as error:
+                raise HostGone(f"the supervisor does not answer: {type(error).__name__}") from error
+            host = self._hosts[conversation_id] = RayHost(name, handle)
+        return host
+
+    async def lost(self, conversation_id: str, host: Any) -> None:
+        if self._hosts.get(conversation_id) is host:
+            del self._hosts[conversation_id]
+
+    async def read(self, method: str, *args: Any) -> Any:
+        assert self._reads is not None, "the runtime is not started"
+        try:
+            async with asyncio.timeout(_READ_PATIENCE_S):
+                return await self._reads.read(method, *args)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"the store gave no answer within {_READ_PATIENCE_S:.0f} s") from error
+
+    async def describe(self) -> Description:
+        try:
+            found = answered(await self._supervisor.describe.remote())
+        except RAY_FAILURES as error:
+            raise RuntimeUnreachable(f"the supervisor does not answer: {type(error).__name__}") from error
+        try:
+            store_pid = await self._store.pid.remote()
+        except RAY_FAILURES:
+            store_pid = None  # it is being started again
+        return Description(
+            kind="ray",
+            namespace=self._namespace,
+            agents=tuple(found["agents"]),
+            store=msgspec.to_builtins(await self.read("info")),
+            actors=tuple(ActorInfo(**actor) for actor in found["actors"]),
+            store_pid=store_pid,
+            supervisor_pid=found["pid"],
+            counts=found["counts"],
+        )
+
+    def actor_handle(self, conversation_id: str, host: Any) -> Any:
+        return host.handle
+
+    async def _launch(self, plan: RuntimePlan) -> None:
+        here = NodeAffinitySchedulingStrategy(node_id=_home_node(), soft=False)
+        options = {"namespace": self._namespace, "lifetime": "detached", "scheduling_strategy": here}
+        try:
+            self._store = StoreActor.options(name=STORE_NAME, **options).remote(plan.store_path, plan.lane.limits)
+        except ValueError as error:
+            raise LanewayError(
+                f"namespace {self._namespace} has a runtime already: connect to it, stop it, or name another namespace",
+                code="runtime_exists",
+                namespace=self._namespace,
+            ) from error
+        try:
+            answered(await self._store.call.remote("info"))
+            self._supervisor = SupervisorActor.options(name=SUPERVISOR_NAME, **options).remote(plan, self._store)
+            await self._supervisor.start.remote()
+        except BaseException as error:
+            for actor in (self._supervisor, self._store):
+                if actor is not None:
+                    ray.kill(actor)
+            await _until(lambda: not _names_in(self._namespace), _NAMES_FREE_S)
+            if isinstance(error, RAY_FAILURES):
+                raise RuntimeUnreachable(f"the runtime did not come up: {error}") from error
+            raise
+
+    async def _close_store(self) -> None:
+        try:
+            async with asyncio.timeout(10):
+                await self._store.close.remote()
+        except (TimeoutError, *RAY_FAILURES):
+            pass  # its file is consistent at any moment; closing only shortens the next opening
+
+    def _named(self, name: str) -> Any:
+        try:
+            return ray.get_actor(name, namespace=self._namespace)
+        except ValueError as error:
+            raise RuntimeUnreachable(
+                f"no runtime is up in namespace {self._namespace}; `laneway up` starts one", namespace=self._namespace
+            ) from error
+
+
+def _home_node() -> str:
+    """The node that holds the store's file: this program's, or the cluster's head where it is only a client."""
+    if ray.util.client.ray.is_connected():
+        for node in ray.nodes():
+            if node["Alive"] and "node:__internal_head__" in node["Resources"]:
+                return str(node["NodeID"])
+    return ray.get_runtime_context().get_node_id()
+
+
+def _names_in(namespace: str) -> list[str]:
+    return [
+        entry["name"]
+        for entry in ray.util.list_named_actors(all_namespaces=True)
+        if entry["namespace"] == namespace and entry["name"]
+    ]
+
+
+async def _until(holds: Any, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() >= deadline:
+            raise RuntimeUnreachable(f"the names of the runtime were not free after {timeout_s:.0f} s")
+        await asyncio.sleep(0.02)
