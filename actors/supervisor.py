@@ -189,10 +189,9 @@ class Supervisor:
                 conversation_id
             )
         for name, conversation_ids in groups.items():
-            member = self._members.get(name)
-            if member is not None:
+            if name in self._members:
                 self.counts["activated"] += len(conversation_ids)
-                await self._crew.activate(member, conversation_ids)
+                await self._crew.activate(self._members[name], conversation_ids)
 
     async def _open_rows(self) -> list[ControlRow]:
         rows: list[ControlRow] = []

@@ -50,12 +50,13 @@ def start(
     manager ends the runtime, and a cluster that was started for it.
     Raises: InvalidInput; RuntimeUnreachable when no cluster answers at `address`; StoreBusy.
     """
-    from .ray_backend import RayBackend
     from .ray_cluster import connect_ray
 
     chosen = load_settings(namespace=namespace, **settings)
     release = connect_ray(address, runtime_env)
     try:
+        from .ray_backend import RayBackend
+
         backend = RayBackend.launching(_listed(agents), Path(store).resolve(), chosen)
         return Runtime(backend, owns=True, on_stop=release)
     except BaseException:
@@ -68,12 +69,13 @@ def connect(address: str = "auto", *, namespace: str | None = None) -> Runtime:
 
     Raises: RuntimeUnreachable when no cluster or no runtime answers there.
     """
-    from .ray_backend import RayBackend
     from .ray_cluster import connect_ray
 
     chosen = load_settings(namespace=namespace)
     release = connect_ray(address, None)
     try:
+        from .ray_backend import RayBackend
+
         return Runtime(RayBackend.joining(chosen.namespace or NAMESPACE_DEFAULT), owns=False, on_stop=release)
     except BaseException:
         release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -11,17 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
-# Ray reads these when it is imported; its usage report would leave the machine, its notes would drown ours.
-for _name, _value in {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "1",
-}.items():
-    os.environ.setdefault(_name, _value)
-
-import random
-
 import ray
 import ray.cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -15,6 +15,9 @@ from ..storage.errors import RuntimeUnreachable
 
 _OBJECT_STORE_BYTES = 128 << 20  # no payload of Laneway goes through it; Ray's floor is 75 MiB
 _START_TIMEOUT_S = 60
+_RAY_SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Read by Ray when it is imported: no report leaves the machine, no notice about accelerators."""
+_log = logging.getLogger("laneway.ray")
 
 
 def connect_ray(address: str | None, runtime_env: dict[str, Any] | None) -> Callable[[], None]:
@@ -22,13 +25,13 @@ def connect_ray(address: str | None, runtime_env: dict[str, Any] | None) -> Call
 
     A program that is connected already stays as it is. Raises: RuntimeUnreachable.
     """
+    for name, value in _RAY_SWITCHES.items():
+        os.environ.setdefault(name, value)
     import ray
 
-    from . import ray_backend  # sets Ray's switches before anything starts
-
-    assert ray_backend
     if ray.is_initialized():
         return lambda: None
+    _keep_standard_output()
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if runtime_env:
         options["runtime_env"] = runtime_env
@@ -45,6 +48,18 @@ def connect_ray(address: str | None, runtime_env: dict[str, Any] | None) -> Call
             f"no Ray cluster answers at {address or 'this machine'}: {str(error)[:300]}", address=address
         ) from error
     return ray.shutdown
+
+
+def _keep_standard_output() -> None:
+    """Ray prints what it hears of dying workers to standard output, which belongs to this program's own answers."""
+    from ray._private import worker
+
+    def to_log(data: dict[str, Any], *_: Any, **__: Any) -> None:
+        for line in data.get("lines", ()):
+            _log.debug("%s", line)
+
+    if hasattr(worker, "print_worker_logs"):
+        worker.print_worker_logs = to_log
 
 
 def cluster_is_up(address: str = "auto") -> bool:

@@ -38,7 +38,7 @@ class Receipt:
         """Wait for the outcome, `timeout` seconds at most. Raises: TimeoutError when it is still open then."""
         return self._runtime.run(self._result(timeout))
 
-    async def aresult(self, timeout: float | None = None) -> Settlement:  # noqa: ASYNC109: the blocking form's name
+    async def aresult(self, timeout: float | None = None) -> Settlement:  # noqa: ASYNC109  (the blocking form's name)
         """The same from async code."""
         return await self._runtime.arun(self._result(timeout))
 
