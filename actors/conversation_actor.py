@@ -18,17 +18,17 @@ from .lane.feed import Cursor
 from .lane.lane import Admission, Settlement
 from .lane.settings import LaneSettings
 from .quiet import quiet_process
-from .ray_calls import RayLink, answering
+from .ray_calls import RayLink, answering, kept_agents
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=100_000)
 class ConversationActor:
     """Hosts lanes for as long as its process lives; what it leaves open is recovered elsewhere."""
 
-    def __init__(self, store: Any, agents: bytes, import_paths: list[str], settings: LaneSettings) -> None:
+    def __init__(self, store: Any, namespace: str, import_paths: list[str], settings: LaneSettings) -> None:
         quiet_process()
         sys.path.extend(path for path in import_paths if path not in sys.path and os.path.isdir(path))
-        self._host = LaneHost(RayLink(store), Registry(ray.cloudpickle.loads(agents)), settings)
+        self._host = LaneHost(RayLink(store), Registry(ray.cloudpickle.loads(kept_agents(namespace))), settings)
         self._ended = asyncio.Event()
 
     async def start(self) -> tuple[str, int]:

@@ -9,9 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 import ray
 import ray.exceptions
+from ray.experimental import internal_kv
 
 from ..storage.commands import Answer, Rejected, Unit, decode_answers, encode_units
-from ..storage.errors import LanewayError, StoreUnavailable
+from ..storage.errors import LanewayError, NotFound, StoreUnavailable
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -57,6 +58,29 @@ def answered(answer: Any) -> Any:
     if isinstance(answer, Failure):
         raise answer.rejected.error()
     return answer
+
+
+_KV_NAMESPACE = b"laneway"
+
+
+def keep_agents(namespace: str, agents: bytes) -> None:
+    """Leave a runtime's agents with Ray's control plane: they outlive the program that brought them.
+
+    Actor arguments would do only below 100 kB; larger ones go with their owner, and a restart would miss them.
+    """
+    internal_kv._internal_kv_put(namespace.encode(), agents, overwrite=True, namespace=_KV_NAMESPACE)
+
+
+def kept_agents(namespace: str) -> bytes:
+    """What `keep_agents` left. Raises: NotFound."""
+    agents = internal_kv._internal_kv_get(namespace.encode(), namespace=_KV_NAMESPACE)
+    if agents is None:
+        raise NotFound(f"the agents of namespace {namespace} are gone from Ray's control plane", namespace=namespace)
+    return agents
+
+
+def drop_agents(namespace: str) -> None:
+    internal_kv._internal_kv_del(namespace.encode(), namespace=_KV_NAMESPACE)
 
 
 class RayLink:

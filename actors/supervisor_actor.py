@@ -25,7 +25,6 @@ class RuntimePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What every process of one runtime is started with."""
 
     namespace: str
-    agents: bytes
     agent_names: tuple[str, ...]
     import_paths: list[str]
     lane: LaneSettings
@@ -46,7 +45,7 @@ class RayCrew:
         name = new_id(MEMBER_PREFIX.rstrip("-")).replace("_", "-")
         handle = ConversationActor.options(
             name=name, namespace=self._plan.namespace, lifetime="detached", scheduling_strategy="SPREAD"
-        ).remote(self._store, self._plan.agents, self._plan.import_paths, self._plan.lane)
+        ).remote(self._store, self._plan.namespace, self._plan.import_paths, self._plan.lane)
         try:
             owner_id, pid = await handle.start.remote()
             node = await handle.node.remote()

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
 from ..actors.lane.lane import Admission, Settlement
-from ..actors.ray_calls import RAY_FAILURES, RayLink, answered
+from ..actors.ray_calls import RAY_FAILURES, RayLink, answered, drop_agents, keep_agents
 from ..actors.store_actor import StoreActor
 from ..actors.store_client import StoreClient
 from ..actors.supervisor_actor import RuntimePlan, SupervisorActor
@@ -69,8 +69,9 @@ class RayHost:
 class RayBackend:
     """Reaches a runtime by namespace; with a plan it makes one first."""
 
-    def __init__(self, namespace: str, plan: RuntimePlan | None, limits: Limits) -> None:
+    def __init__(self, namespace: str, plan: RuntimePlan | None, agents: bytes, limits: Limits) -> None:
         self.limits = limits
+        self._agents = agents
         self._namespace = namespace
         self._plan = plan
         self._supervisor: Any = None
@@ -84,7 +85,6 @@ class RayBackend:
         cpus = float(ray.cluster_resources().get("CPU", 1.0))
         plan = RuntimePlan(
             namespace=settings.namespace,
-            agents=ray.cloudpickle.dumps(list(agents)),
             agent_names=Registry(agents).names(),
             import_paths=[os.path.abspath(path) for path in sys.path],
             lane=settings.lane_settings(),
@@ -93,12 +93,12 @@ class RayBackend:
             sweep_s=settings.sweep_s,
             store_path=str(store_path),
         )
-        return cls(settings.namespace, plan, plan.lane.limits)
+        return cls(settings.namespace, plan, ray.cloudpickle.dumps(list(agents)), plan.lane.limits)
 
     @classmethod
     def joining(cls, namespace: str) -> RayBackend:
         """A runtime that is up."""
-        return cls(namespace, None, DEFAULT_LIMITS)
+        return cls(namespace, None, b"", DEFAULT_LIMITS)
 
     async def start(self) -> None:
         if self._plan is not None:
@@ -125,6 +125,7 @@ class RayBackend:
                 ray.kill(ray.get_actor(name, namespace=self._namespace))
             except ValueError:
                 continue  # gone meanwhile
+        drop_agents(self._namespace)
         await _until(lambda: not _names_in(self._namespace), _NAMES_FREE_S)
 
     async def host_of(self, conversation_id: str) -> RayHost:
@@ -185,6 +186,7 @@ class RayBackend:
             ) from error
         try:
             answered(await self._store.call.remote("info"))
+            keep_agents(self._namespace, self._agents)
             self._supervisor = SupervisorActor.options(name=SUPERVISOR_NAME, **options).remote(plan, self._store)
             await self._supervisor.start.remote()
         except BaseException as error:
