@@ -99,7 +99,7 @@ def updated_values(row: Row) -> tuple[Any, ...]:
 
 def row_from(values: Sequence[Any]) -> Row:
     """A ledger row from LEDGER_COLUMNS. Raises: StoreCorrupt, naming the conversation and the submission."""
-    stored = dict(zip(LEDGER_COLUMNS, values, strict=True))
+    stored: dict[str, Any] = dict(zip(LEDGER_COLUMNS, values, strict=True))
     try:
         fields = {name: stored[name] for name in _PLAIN}
         fields |= msgspec.json.decode(stored["admission"], type=dict[str, Any])

@@ -7,6 +7,7 @@ import re
 import threading
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -131,24 +132,22 @@ class DuckDBFile:
     def _prepare(self, now_ms: int) -> None:
         cursor = self._root.cursor()
         try:
-            tables = {name for (name,) in cursor.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-            if "manifest" in tables:
-                self._check_manifest(cursor)
-            elif tables or self._read_only:
-                raise _unusable(self.path, "it is a DuckDB file, but no Laneway store", "not_a_store")
-            else:
+            try:
+                found = cursor.execute("SELECT schema_version, shards, views_digest FROM manifest").fetchall()
+            except (duckdb.CatalogException, duckdb.BinderException) as error:
+                tables = cursor.execute("SELECT count(*) FROM duckdb_tables()").fetchone()
+                if tables != (0,) or self._read_only:
+                    raise _unusable(self.path, "it is a DuckDB file, but no Laneway store", "not_a_store") from error
                 _create(cursor, now_ms)
+            else:
+                self._check_manifest(cursor, found)
             cursor.execute("SET lock_configuration = true")
         except duckdb.Error as error:
             raise (full(self.path) if is_disk_full(error) else unavailable(error, self.path)) from error
         finally:
             cursor.close()
 
-    def _check_manifest(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        try:
-            found = cursor.execute("SELECT schema_version, shards, views_digest FROM manifest").fetchall()
-        except duckdb.BinderException as error:
-            raise _unusable(self.path, "its manifest is not of a Laneway store", "not_a_store") from error
+    def _check_manifest(self, cursor: duckdb.DuckDBPyConnection, found: list[Any]) -> None:
         if len(found) != 1:
             raise _unusable(self.path, "its manifest is not of a Laneway store", "not_a_store")
         version, shards, views_digest = found[0]

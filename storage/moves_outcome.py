@@ -18,10 +18,11 @@ from .commands import (
     ResolveUnknown,
     Suspend,
 )
-from .errors import Refused
+from .errors import InvalidInput, Refused
 from .ledger import SETTLE_EVENTS, Abort, Approval, Event, Reservation, Row, State, UnknownCall
-from .records import SubmissionSettled, decode_records, settlement_record_id
-from .values import digest_of
+from .moves_log import decode_given
+from .records import AnyRecord, SubmissionSettled, encode_records, settlement_record_id
+from .values import check_json, digest_of, encode
 from .work import Work, settles_by_abort_alone
 
 _ERROR_BYTES_MAX = 16_384  # a recorded error is for people: enough for a trace, never a payload
@@ -82,11 +83,18 @@ def decide_approval(work: Work, command: DecideApproval) -> Decided:
 def mark_unknown(work: Work, command: MarkUnknown) -> Moved:
     """DUR-009: idempotent, and it can extend. The lane's permit is given back; the obligation stays."""
     row = work.row(command.submission_id)
-    missing = {call: reason for call, reason in command.calls.items() if call not in row.unknown_calls}
-    if row.state is State.UNKNOWN and not missing:
+    if not command.calls:
+        raise InvalidInput("no call is named; without one nobody could resolve the work", field="calls")
+    waiting = row.state is State.UNKNOWN
+    missing = {
+        call_id: reason
+        for call_id, reason in command.calls.items()
+        if (known := row.unknown_calls.get(call_id)) is None or (known.resolution is not None and not waiting)
+    }
+    if waiting and not missing:
         return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
     work.require_fence(row.submission_id)
-    calls = dict(row.unknown_calls)
+    calls = dict(row.unknown_calls)  # a call that was resolved, run again and lost again is open again
     for call_id, reason in missing.items():
         calls[call_id] = UnknownCall(reason=reason, since_ms=work.now_ms)
     row = work.move(row, Event.MARK_UNKNOWN, unknown_calls=calls, parked=command.park)
@@ -96,11 +104,15 @@ def mark_unknown(work: Work, command: MarkUnknown) -> Moved:
 def resolve_unknown(work: Work, command: ResolveUnknown) -> Moved:
     """One answer a call; the lane reopens when every marked call is covered (DUR-017)."""
     row = work.row(command.submission_id)
+    limits = work.limits
+    result = check_json(
+        command.result, "result", bytes_max=limits.tool_result_bytes_max, depth_max=limits.json_depth_max
+    )
     call = row.unknown_calls.get(command.call_id)
     if call is None:
         raise Refused(f"call {command.call_id} is not open as unknown", code="call_not_unknown", state=str(row.state))
     if call.resolution is not None:
-        if call.resolution == command.resolution and call.result == command.result:
+        if call.resolution == command.resolution and encode(call.result) == result:
             return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
         raise Refused(
             f"call {command.call_id} was resolved as {call.resolution} by {call.author}",
@@ -141,7 +153,9 @@ def request_abort(work: Work, command: RequestAbort) -> AbortAnswer:
 def reserve_settlement(work: Work, command: ReserveSettlement) -> Moved:
     """DUR-011: one exact record; the same again is fine, anything else is refused."""
     row = work.row(command.submission_id)
-    digest = digest_of(command.body.encode())
+    records = decode_given(work, command.body, "body")
+    body = encode_records(records).decode()  # compared by value: two orders of keys are one settlement
+    digest = digest_of(body.encode())
     if row.reservation is not None and row.reservation.digest == digest:
         return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
     if row.settled or row.reservation is not None:
@@ -150,10 +164,8 @@ def reserve_settlement(work: Work, command: ReserveSettlement) -> Moved:
             code="settlement_conflict",
             outcome=row.outcome or (row.reservation and row.reservation.outcome),
         )
-    _check_settlement_body(row, command)
-    reservation = Reservation(
-        settlement_id=command.settlement_id, outcome=command.outcome, body=command.body, digest=digest
-    )
+    _check_settlement_record(row, command, records)
+    reservation = Reservation(settlement_id=command.settlement_id, outcome=command.outcome, body=body, digest=digest)
     if settles_by_abort_alone(row):
         if command.outcome != "aborted":
             raise Refused("an abort intent authorises an aborted settlement alone", code="not_authorised")
@@ -170,8 +182,7 @@ def reserve_settlement(work: Work, command: ReserveSettlement) -> Moved:
     return Moved(submission_id=row.submission_id, state=row.state)
 
 
-def _check_settlement_body(row: Row, command: ReserveSettlement) -> None:
-    records = decode_records(command.body, where="the settlement")
+def _check_settlement_record(row: Row, command: ReserveSettlement, records: tuple[AnyRecord, ...]) -> None:
     record = records[0] if len(records) == 1 else None
     if not isinstance(record, SubmissionSettled):
         raise Refused("a reservation holds exactly one settlement", code="settlement_invalid")
@@ -187,7 +198,7 @@ def _check_settlement_body(row: Row, command: ReserveSettlement) -> None:
         raise Refused("an aborted settlement carries no output", code="settlement_invalid")
     if (record.outcome == "failed") != (record.error is not None):
         raise Refused("a failed settlement carries its error, and no other does", code="settlement_invalid")
-    if record.error is not None and len(msgspec.json.encode(record.error)) > _ERROR_BYTES_MAX:
+    if record.error is not None and len(encode(record.error)) > _ERROR_BYTES_MAX:
         raise Refused("the settlement's error is too large", code="settlement_invalid", limit=_ERROR_BYTES_MAX)
 
 
@@ -206,7 +217,7 @@ def finalize(work: Work, command: Finalize) -> Moved:
         outcome=outcome,
         settled_at_ms=work.now_ms,
         settlement_sequence=sequence,
-        reservation=None,
+        reservation=msgspec.structs.replace(row.reservation, body=""),  # its digest still recognises a repeat
         token=None,
         owner_id=None,
         input="",

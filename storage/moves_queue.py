@@ -20,14 +20,16 @@ from .commands import (
     Resume,
     RevertJoining,
 )
-from .errors import AdmissionConflict, Refused
-from .ledger import CLAIMABLE, WITH_OWNER, Event, Row, State, receipt_of
+from .errors import AdmissionConflict, InvalidInput, Refused
+from .ledger import CLAIMABLE, MAY_HOLD, Event, Row, State, receipt_of
 from .records import input_record_id
+from .values import check_text
 from .work import Work
 
 
 def admit(work: Work, command: Admit) -> Admitted:
     """DUR-001, DUR-004: one row a key, and a queue sequence without gaps."""
+    _check_admission(work, command)
     existing = work.by_key(command.principal, command.idempotency_key)
     if existing is not None:
         if existing.input_digest != command.input_digest:
@@ -66,6 +68,21 @@ def admit(work: Work, command: Admit) -> Admitted:
     return Admitted(receipt=receipt_of(row, replayed=False), state=row.state)
 
 
+def _check_admission(work: Work, command: Admit) -> None:
+    limits = work.limits
+    for field in ("submission_id", "receipt_id", "idempotency_key", "agent", "input_digest"):
+        check_text(getattr(command, field), field, length_max=limits.id_length_max)
+    if command.principal:
+        check_text(command.principal, "principal", length_max=limits.id_length_max)
+    size = len(command.input.encode())
+    if size > limits.record_bytes_max:  # it is to become a record
+        raise InvalidInput(
+            f"input has {size:,} bytes; the limit is {limits.record_bytes_max:,}",
+            field="input",
+            limit=limits.record_bytes_max,
+        )
+
+
 def materialize(work: Work, command: Materialize) -> Moved:
     row = work.admitted_row(command.submission_id)
     replayed = work.materialized
@@ -86,15 +103,33 @@ def mark_ready(work: Work, command: MarkReady) -> Moved:
 
 
 def head_of(work: Work) -> Row | None:
-    """The row that the lane owes next: the first open one, parked Unknown work aside (DUR-004)."""
-    return next((row for row in work.open_rows() if not (row.state is State.UNKNOWN and row.parked)), None)
+    """The row that the lane owes next: the first open one (DUR-004).
+
+    Parked Unknown work lets others pass, and so does work that settles with an open host.
+    """
+    for row in work.open_rows():
+        parked = row.state is State.UNKNOWN and row.parked
+        if not parked and not _waits_for_host(work, row):
+            return row
+    return None
+
+
+def _waits_for_host(work: Work, row: Row) -> bool:
+    if row.state is not State.JOINED and not (row.state is State.JOINING and _input_in_log(work, row) is not None):
+        return False
+    host = work.find(row.host_id) if row.host_id else None
+    return host is not None and not host.settled
+
+
+def _input_in_log(work: Work, row: Row) -> int | None:
+    return work.trace(row.submission_id).records.get(input_record_id(row.submission_id))
 
 
 def claim(work: Work, command: Claim) -> Grant | NotClaimed:
     """DUR-005, DUR-006: the head alone, one live owner, a higher epoch each time."""
     owner = work.owner()
-    if owner is not None and owner.state in WITH_OWNER and owner.token == command.token:
-        return _grant(work, owner, recovering=owner.state is State.RECOVERY)
+    if owner is not None and owner.state in MAY_HOLD and owner.token == command.token:
+        return _grant(work, owner, recovering=owner.state is not State.RUNNING)
     if owner is not None and work.owner_is_live():
         same_owner = owner.owner_id == command.owner_id and owner.attempt_id == command.replaces
         if not same_owner:
@@ -104,8 +139,10 @@ def claim(work: Work, command: Claim) -> Grant | NotClaimed:
         return NotClaimed(reason="empty")
     if command.submission_id and head.submission_id != command.submission_id:
         return NotClaimed(reason="not_head")
+    if head.state in (State.JOINING, State.JOINED):
+        head = _without_host(work, head)
     if head.state is State.JOINED:
-        return _claim_orphan(work, head, command)
+        return _take(work, head, command, recovering=True)
     if head.state not in CLAIMABLE:
         return NotClaimed(reason=str(head.state), submission_id=head.submission_id)
     if head.state is State.READY and head.not_before_ms > work.now_ms:
@@ -115,11 +152,14 @@ def claim(work: Work, command: Claim) -> Grant | NotClaimed:
     return _take(work, row, command, recovering=event is not Event.CLAIM)
 
 
-def _claim_orphan(work: Work, row: Row, command: Claim) -> Grant | NotClaimed:
-    host = work.find(row.host_id) if row.host_id else None
-    if host is not None and not host.settled:
-        return NotClaimed(reason="joined")
-    return _take(work, row, command, recovering=True)
+def _without_host(work: Work, row: Row) -> Row:
+    """A head that joined a run which ended without it: ready again, or joined for good once in the log (DUR-016)."""
+    if row.state is State.JOINED:
+        return row
+    sequence = _input_in_log(work, row)
+    if sequence is None:
+        return work.move(row, Event.REVERT_JOINING, host_id=None)
+    return work.move(row, Event.APPLY_JOINED, input_sequence=sequence, input="")
 
 
 def _take(work: Work, row: Row, command: Claim, *, recovering: bool) -> Grant:
@@ -193,7 +233,7 @@ def mark_joined(work: Work, command: MarkJoined) -> Moved:
     if row.state is State.JOINED:
         return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
     host = work.require_fence(row.submission_id)
-    sequence = work.trace(row.submission_id).records.get(input_record_id(row.submission_id))
+    sequence = _input_in_log(work, row)
     if sequence is None:
         raise Refused("the joining input is not in the log", code="input_not_canonical")
     row = work.move(row, Event.APPLY_JOINED, input_sequence=sequence, run_id=host.run_id, input="")
@@ -204,7 +244,7 @@ def revert_joining(work: Work, command: RevertJoining) -> Moved:
     """DUR-016: only before the input is canonical."""
     row = work.row(command.submission_id)
     work.require_fence(row.submission_id)
-    if input_record_id(row.submission_id) in work.trace(row.submission_id).records:
+    if _input_in_log(work, row) is not None:
         raise Refused("the joining input stands in the log", code="input_already_canonical")
     row = work.move(row, Event.REVERT_JOINING, host_id=None)
     return Moved(submission_id=row.submission_id, state=row.state)

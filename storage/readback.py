@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,7 +31,11 @@ def records_of(batch: Batch) -> tuple[AnyRecord, ...]:
 
     Raises: StoreCorrupt, naming the conversation and the sequence, when body and digest differ or it does not decode.
     """
-    where = {"conversation_id": batch.conversation_id, "sequence": batch.first_sequence, "batch_id": batch.batch_id}
+    where: dict[str, Any] = {
+        "conversation_id": batch.conversation_id,
+        "sequence": batch.first_sequence,
+        "batch_id": batch.batch_id,
+    }
     if chained_digest(batch.previous_digest, batch.body) != batch.digest:
         raise StoreCorrupt(f"batch {batch.batch_id} of {batch.conversation_id} does not match its digest", **where)
     try:
