@@ -214,12 +214,16 @@ class NotClaimed(msgspec.Struct, frozen=True, kw_only=True, tag="not_claimed"):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True, tag="appended"):
-    """Where the batch stands. `replayed` says that it stood there before."""
+    """Where the batch stands. `replayed` says that it stood there before.
+
+    `abort` is the intent that stands in the ledger: an owner learns here what was asked of another process.
+    """
 
     first_sequence: int
     last_sequence: int
     digest: str
     replayed: bool = False
+    abort: Abort | None = None
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True, tag="moved"):

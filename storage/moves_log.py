@@ -75,7 +75,7 @@ def append(work: Work, command: Append) -> Appended:
         batch,
         Trace(batches={**trace.batches, command.batch_id: ref}, records={**trace.records, **places}),
     )
-    return Appended(first_sequence=first, last_sequence=last, digest=digest)
+    return Appended(first_sequence=first, last_sequence=last, digest=digest, abort=row.abort)
 
 
 def decode_given(work: Work, body: str, field: str) -> tuple[AnyRecord, ...]:

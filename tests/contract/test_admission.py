@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from store_builders import Conversation, Maker, admission, admit_ready, one, raised
+from store_builders import Conversation, Maker, admission, admit_ready, one, raised, settlement, settling
 
 from laneway.storage.commands import Accepted, Admitted, MarkReady, Materialize, Unit
 from laneway.storage.contract import Store
@@ -40,7 +40,7 @@ def test_keys_of_two_principals_and_of_two_conversations_are_apart(store: Store)
     assert not one_lane.submit("sub_1", "key", principal="alice").replayed
     assert not one_lane.submit("sub_2", "key", principal="bob").replayed
     assert not other.submit("sub_3", "key", principal="alice").replayed
-    assert store.lookup_key("c1", "bob", "key").submission_id == "sub_2"  # type: ignore[union-attr]
+    assert store.lookup_key("c1", "bob", "key").submission_id == "sub_2"
     assert store.lookup_key("c2", "bob", "key") is None
 
 
@@ -136,7 +136,7 @@ def test_the_queue_has_a_bound(make: Maker) -> None:
 def test_bad_admissions_are_refused_before_anything_is_stored(store: Store, broken: dict[str, str]) -> None:
     """F25: a clear error that names the field; the neighbours of the same group are stored."""
     good, bad = Conversation(store, "good"), Conversation(store, "bad")
-    answers = store.commit([bad.unit(*admit_ready("sub_1", **broken)), good.unit(*admit_ready("sub_2"))])  # type: ignore[arg-type]
+    answers = store.commit([bad.unit(*admit_ready("sub_1", **broken)), good.unit(*admit_ready("sub_2"))])
     error = raised(answers[0])
     assert isinstance(error, InvalidInput)
     assert error.details["field"]
@@ -147,16 +147,10 @@ def test_bad_admissions_are_refused_before_anything_is_stored(store: Store, brok
 def test_a_settled_submission_still_answers_its_key(make: Maker, lane: Conversation) -> None:
     """F1: a retry long after the settlement, also in the very group that settles, and after a restart."""
     lane.start("sub_1")
-    record_unit = lane.unit(*_settling("sub_1"))
+    record_unit = lane.unit(*settling(settlement("sub_1")))
     answers = lane.store.commit([record_unit, lane.unit(*admit_ready("sub_2", "key-sub_1")), record_unit])
     for answer in answers:
         assert isinstance(answer, Accepted), answer
     lane = Conversation(make.reopen(lane.store))
     again = one(lane.do(*admit_ready("sub_3", "key-sub_1")), Admitted)
     assert (again.receipt.submission_id, again.receipt.replayed, again.state) == ("sub_1", True, State.COMPLETED)
-
-
-def _settling(submission_id: str):  # type: ignore[no-untyped-def]
-    from store_builders import settlement, settling
-
-    return settling(settlement(submission_id))

@@ -8,8 +8,9 @@ from store_builders import (
     Clock,
     Conversation,
     Maker,
+    admission,
+    admit_ready,
     append_of,
-    body_of,
     input_record,
     note,
     reserve,
@@ -59,8 +60,6 @@ def test_a_second_claimer_gets_nothing(lane: Conversation) -> None:
 
 def test_an_admitted_head_is_not_claimed(lane: Conversation) -> None:
     """Section 3 claim: accepted but not ready work is not run, and is not passed by later work."""
-    from store_builders import admission
-
     lane.do(admission("sub_1"))
     lane.submit("sub_2")
     assert lane.try_claim() == NotClaimed(reason="admitted", submission_id="sub_1")
@@ -187,8 +186,6 @@ def test_claims_give_rising_epochs_across_settlements_and_restarts(make: Maker, 
 
 def test_the_whole_first_unit_again_gets_its_first_answer(make: Maker, lane: Conversation) -> None:
     """F16: admit, claim and input in one unit; its repeat changes nothing and answers alike."""
-    from store_builders import admit_ready
-
     lane.store.renew_lease("o1", LEASE_MS)
     unit = lane.unit(
         *admit_ready("sub_1"),
@@ -202,8 +199,8 @@ def test_the_whole_first_unit_again_gets_its_first_answer(make: Maker, lane: Con
     store = make.reopen(lane.store)
     second = store.commit([unit])[0]
     assert Conversation(store).state() == state
-    assert [type(result) for result in second.results] == [type(result) for result in first.results]  # type: ignore[union-attr]
-    assert second.results[4].replayed  # type: ignore[union-attr]
+    assert [type(result) for result in second.results] == [type(result) for result in first.results]
+    assert second.results[4].replayed
 
 
 def test_aborted_queued_work_settles_without_heading_its_lane(lane: Conversation) -> None:
@@ -222,8 +219,3 @@ def test_aborted_queued_work_settles_without_heading_its_lane(lane: Conversation
     lane.append("sub_1", note("goes on"))
     lane.settle("sub_1")
     lane.check_chain()
-
-
-def test_body_helper_is_canonical() -> None:
-    """The builders hand over what the store would write itself."""
-    assert body_of(note("x")).startswith('[{"id":')

@@ -45,7 +45,7 @@ def resolve(call_id: str, resolution: str = "never_started", result: object = No
     return ResolveUnknown(
         submission_id="sub_1",
         call_id=call_id,
-        resolution=resolution,  # pyright: ignore[reportArgumentType]
+        resolution=resolution,
         author="operator",
         reason="looked it up",
         result=result,
@@ -106,8 +106,8 @@ def test_the_final_unit_again_gets_its_first_answer(make: Maker, lane: Conversat
     state = lane.state()
     restarted = lane.store.commit([unit])[0]
     for answer in (again, restarted):
-        assert all(result.replayed for result in answer.results)  # pyright: ignore[reportAttributeAccessIssue]
-        assert answer.results[1].digest == first.results[1].digest  # pyright: ignore[reportAttributeAccessIssue]
+        assert all(result.replayed for result in answer.results)
+        assert answer.results[1].digest == first.results[1].digest
     assert lane.state() == state
 
 
@@ -160,7 +160,7 @@ def test_a_settlement_keeps_to_its_form(lane: Conversation, outcome: str, record
     command = ReserveSettlement(
         submission_id="sub_1",
         settlement_id="set_sub_1",
-        outcome=outcome,  # pyright: ignore[reportArgumentType]
+        outcome=outcome,
         body=body_of(record),
     )
     assert lane.refused(command).code == code
