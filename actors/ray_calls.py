@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -61,6 +62,7 @@ def answered(answer: Any) -> Any:
 
 
 _KV_NAMESPACE = b"laneway"
+_BLOCKING_S = 30.0
 
 
 def keep_agents(namespace: str, agents: bytes) -> None:
@@ -104,8 +106,8 @@ class RayLink:
 
     def call_blocking(self, method: str, *args: Any) -> Any:
         try:
-            return answered(ray.get(self._actor.call.remote(method, *args), timeout=30))
-        except RAY_FAILURES as error:
+            return answered(self._actor.call.remote(method, *args).future().result(timeout=_BLOCKING_S))
+        except (*RAY_FAILURES, FutureTimeout) as error:
             raise _unavailable(error) from error
 
     def close(self) -> None:

@@ -120,6 +120,9 @@ class SupervisorActor:
         member = await self._supervisor.locate(conversation_id)
         return member.name, member.handle
 
+    async def agent_names(self) -> tuple[str, ...]:
+        return self._plan.agent_names
+
     @answering
     async def describe(self) -> dict[str, Any]:
         await self._ready()

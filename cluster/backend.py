@@ -80,6 +80,10 @@ class Backend(Protocol):
         """A read of the store's contract."""
         ...
 
+    async def agent_names(self) -> tuple[str, ...]:
+        """The agents that this runtime knows; they do not change while it is up."""
+        ...
+
     async def describe(self) -> Description: ...
 
     def actor_handle(self, conversation_id: str, host: Host) -> Any:

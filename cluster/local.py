@@ -62,6 +62,9 @@ class LocalBackend:
     async def read(self, method: str, *args: Any) -> Any:
         return await self._link.call(method, *args)
 
+    async def agent_names(self) -> tuple[str, ...]:
+        return self._registry.names()
+
     async def describe(self) -> Description:
         stats = self._host.stats() if self._host else {}
         return Description(

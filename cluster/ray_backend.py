@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import ray
 import ray.cloudpickle
+import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..actors.host import Poll
@@ -78,6 +79,7 @@ class RayBackend:
         self._store: Any = None
         self._reads: StoreClient | None = None
         self._hosts: dict[str, RayHost] = {}
+        self._agent_names = plan.agent_names if plan is not None else None
 
     @classmethod
     def launching(cls, agents: Sequence[Agent], store_path: Path, settings: Settings) -> RayBackend:
@@ -150,11 +152,13 @@ class RayBackend:
         except TimeoutError as error:
             raise StoreUnavailable(f"the store gave no answer within {_READ_PATIENCE_S:.0f} s") from error
 
+    async def agent_names(self) -> tuple[str, ...]:
+        if self._agent_names is None:
+            self._agent_names = tuple(await self._ask_supervisor("agent_names"))
+        return self._agent_names
+
     async def describe(self) -> Description:
-        try:
-            found = answered(await self._supervisor.describe.remote())
-        except RAY_FAILURES as error:
-            raise RuntimeUnreachable(f"the supervisor does not answer: {type(error).__name__}") from error
+        found = await self._ask_supervisor("describe")
         try:
             store_pid = await self._store.pid.remote()
         except RAY_FAILURES:
@@ -169,6 +173,19 @@ class RayBackend:
             supervisor_pid=found["pid"],
             counts=found["counts"],
         )
+
+    async def _ask_supervisor(self, method: str) -> Any:
+        """A question to the supervisor, which Ray starts again when it dies. Raises: RuntimeUnreachable."""
+        deadline = time.monotonic() + _READ_PATIENCE_S
+        while True:
+            try:
+                return answered(await getattr(self._supervisor, method).remote())
+            except RAY_FAILURES as error:
+                gone = isinstance(error, ray.exceptions.ActorDiedError)
+                if gone or time.monotonic() >= deadline:
+                    message = f"the supervisor does not answer: {type(error).__name__}"
+                    raise RuntimeUnreachable(message, namespace=self._namespace) from error
+                await asyncio.sleep(0.1)
 
     def actor_handle(self, conversation_id: str, host: Any) -> Any:
         return host.handle

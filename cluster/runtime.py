@@ -38,7 +38,7 @@ class Receipt:
         """Wait for the outcome, `timeout` seconds at most. Raises: TimeoutError when it is still open then."""
         return self._runtime.run(self._result(timeout))
 
-    async def aresult(self, timeout: float | None = None) -> Settlement:  # noqa: ASYNC109  (the blocking form's name)
+    async def aresult(self, timeout: float | None = None) -> Settlement:
         """The same from async code."""
         return await self._runtime.arun(self._result(timeout))
 
@@ -217,8 +217,12 @@ class Runtime:
     def abort(self, submission_id: str, *, reason: str = "", author: str = PRINCIPAL_DEFAULT) -> AbortAnswer:
         """Ask durably for an abort; the first one counts (DUR-012).
 
-        Raises: NotFound; Refused with code "already_settled".
+        Raises: NotFound; Refused with code "already_settled"; InvalidInput for what cannot be recorded.
         """
+        limits = self.client.backend.limits
+        check_text(author, "author", length_max=limits.id_length_max)
+        if reason != "":
+            check_text(reason, "reason", length_max=limits.id_length_max * 16)
         return self.run(self.client.abort(submission_id, reason, author))
 
     def query(self, sql: str, *, limit: int = 10_000) -> Table:
@@ -267,7 +271,7 @@ class Runtime:
 
     async def only_agent(self) -> str:
         """The agent's name where the runtime has just one. Raises: InvalidInput with field "agent"."""
-        names = (await self.client.backend.describe()).agents
+        names = await self.client.backend.agent_names()
         if len(names) != 1:
             raise InvalidInput(f"name the agent: this runtime has {', '.join(names) or 'none'}", field="agent")
         return names[0]
