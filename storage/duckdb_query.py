@@ -28,6 +28,7 @@ def answer(cursor: duckdb.DuckDBPyConnection, sql: str, limit: int) -> Table:
 
     Raises: InvalidInput with field `sql` for anything else, and for a question that runs too long.
     """
+    _check_text(sql)
     if _SHOW_TABLES.fullmatch(sql):
         sql = _TABLES_ASKED
     try:
@@ -37,8 +38,15 @@ def answer(cursor: duckdb.DuckDBPyConnection, sql: str, limit: int) -> Table:
         raise _invalid(f"it ran longer than {_QUERY_S_MAX:g} s") from error
     except (duckdb.IOException, duckdb.FatalException, duckdb.InternalException, duckdb.ConnectionException):
         raise
-    except (duckdb.Error, UnicodeError) as error:
+    except duckdb.Error as error:
         raise _invalid(str(error)) from error
+
+
+def _check_text(sql: str) -> None:
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise _invalid("it holds a lone surrogate") from error
 
 
 def _run(cursor: duckdb.DuckDBPyConnection, sql: str, limit: int) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from .commands import Admit, Answer, Rejected, Unit
-from .errors import LanewayError
+from .errors import LanewayError, StoreBusy, StoreUnavailable
 from .failpoints import Failpoints, Point
 from .header import Changes, Header, Trace
 from .ledger import Row
@@ -116,6 +116,8 @@ class Engine:
             staged = group.staged.get(unit.conversation_id)
             resident, header = staged or self._loaded(unit.conversation_id)
             header = self._with_named(unit, header, resident.keys, group.closed)
+        except (StoreUnavailable, StoreBusy):
+            raise  # no answer about one unit: the whole group is to be repeated
         except LanewayError as error:
             return Rejected.from_error(error)
         applied = apply(header, unit, now_ms=group.now_ms, leases=self._leases, limits=self._limits)

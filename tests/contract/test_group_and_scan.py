@@ -100,7 +100,7 @@ def test_a_bug_in_the_middle_of_a_group_leaves_nothing_behind(store: Store, monk
 )
 @pytest.mark.parametrize("reopened", [False, True], ids=["goes on", "reopened"])
 def test_a_crash_in_a_group_is_all_or_nothing(make: Maker, point: Point, reopened: bool) -> None:
-    """K23, F10, F16: stopped on either side of COMMIT and inside the write: no prefix is left, repeats leave one copy."""
+    """K23, F10, F16: stopped on either side of COMMIT and inside the write: no prefix, one copy after the repeat."""
     if make.adapter == "memory" and point not in (Point.BEFORE_COMMIT, Point.AFTER_COMMIT):
         pytest.skip("the memory adapter has nothing inside its write")
     group = 3
