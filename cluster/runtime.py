@@ -50,9 +50,9 @@ class Receipt:
         """The ledger's state now."""
         return str(self._runtime.submission(self.submission_id).state)
 
-    def abort(self, reason: str = "", author: str = PRINCIPAL_DEFAULT) -> AbortAnswer:
+    def abort(self, reason: str = "", author: str = PRINCIPAL_DEFAULT, *, abort_id: str | None = None) -> AbortAnswer:
         """Ask durably for the abort of this submission."""
-        return self._runtime.abort(self.submission_id, reason=reason, author=author)
+        return self._runtime.abort(self.submission_id, reason=reason, author=author, abort_id=abort_id)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -214,8 +214,15 @@ class Runtime:
         """Ledger rows, newest last, narrowed by conversation or state."""
         return self.run(self.client.rows(conversation, state, limit))
 
-    def abort(self, submission_id: str, *, reason: str = "", author: str = PRINCIPAL_DEFAULT) -> AbortAnswer:
-        """Ask durably for an abort; the first one counts (DUR-012).
+    def abort(
+        self,
+        submission_id: str,
+        *,
+        reason: str = "",
+        author: str = PRINCIPAL_DEFAULT,
+        abort_id: str | None = None,
+    ) -> AbortAnswer:
+        """Ask durably for an abort; the first one counts, and the same `abort_id` again is no second one (DUR-012).
 
         Raises: NotFound; Refused with code "already_settled"; InvalidInput for what cannot be recorded.
         """
@@ -223,7 +230,7 @@ class Runtime:
         check_text(author, "author", length_max=limits.id_length_max)
         if reason != "":
             check_text(reason, "reason", length_max=limits.id_length_max * 16)
-        return self.run(self.client.abort(submission_id, reason, author))
+        return self.run(self.client.abort(submission_id, reason, author, abort_id))
 
     def query(self, sql: str, *, limit: int = 10_000) -> Table:
         """A read-only question over the views batches, records, submissions, tool_calls and settlements."""
@@ -244,6 +251,10 @@ class Runtime:
     def close(self) -> None:
         """Let go of the runtime; one that this process did not start goes on."""
         self._finish(shut_down=self._owns)
+
+    def leave(self) -> None:
+        """Let go of the runtime and leave it up, even if this process has started it."""
+        self._finish(shut_down=False)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,81 @@
+"""Canonical records as people read them: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+
+from .cli_output import cell_text, shortened
+
+_TEXT_MAX = 100  # a line that fits a wide terminal; `--json` shows all
+_NAME_WIDTH = 21
+
+_COLOURS = {
+    "input_recorded": "cyan",
+    "model_responded": "green",
+    "model_interrupted": "yellow",
+    "tool_call_prepared": "blue",
+    "tool_call_settled": "blue",
+    "tool_call_unknown": "magenta",
+    "tool_call_resolved": "magenta",
+    "abort_requested": "red",
+    "recovery_decided": "yellow",
+    "submission_settled": "bright_green",
+}
+
+
+def record_line(sequence: int, record: Mapping[str, Any], at: str | None = None) -> str:
+    """One record: its place in the log, the time of day in UTC, its type, and what it says."""
+    kind = str(record["type"])
+    failed = kind == "submission_settled" and record["outcome"] != "completed"
+    name = typer.style(f"{kind:<{_NAME_WIDTH}}", fg="red" if failed else _COLOURS.get(kind), bold=failed or None)
+    time = f"{at[11:23]}  " if at else ""
+    return f"{sequence:>5}  {time}{name}  {shortened(_summary(kind, record), _TEXT_MAX)}".rstrip()
+
+
+def _summary(kind: str, record: Mapping[str, Any]) -> str:
+    describe = _SUMMARIES.get(kind)
+    if describe is not None:
+        return describe(record)
+    return "  ".join(f"{key}={cell_text(value)}" for key, value in record.items() if key not in ("type", "id"))
+
+
+def _responded(record: Mapping[str, Any]) -> str:
+    calls = [f"{call['name']}({call['arguments']})" for call in record.get("tool_calls", ())]
+    content = record.get("content")
+    said = [] if content in (None, "") else [cell_text(content)]
+    return f"turn {record['turn']}: " + "  ".join([*said, *calls])
+
+
+def _settled_call(record: Mapping[str, Any]) -> str:
+    error = record.get("error")
+    return f"{record['outcome']}: {_error(error) if error else cell_text(record.get('result'))}"
+
+
+def _settled(record: Mapping[str, Any]) -> str:
+    error = record.get("error")
+    said = _error(error) if error else cell_text(record.get("output"))
+    return f"{record['outcome']}: {said}"
+
+
+def _error(error: Mapping[str, Any]) -> str:
+    return f"{error['code']}: {error['message']}"
+
+
+_SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "conversation_created": lambda record: f"agent {record['agent']}",
+    "input_recorded": lambda record: f"#{record['queue_sequence']} {cell_text(record['content'])}",
+    "run_started": lambda record: f"agent {record['agent']}",
+    "model_responded": _responded,
+    "model_interrupted": lambda record: f"turn {record['turn']}: {record['reason']}",
+    "tool_call_prepared": lambda record: f"{record['tool']} ({record['effect']})",
+    "tool_call_settled": _settled_call,
+    "tool_call_unknown": lambda record: record["reason"],
+    "tool_call_resolved": lambda record: f"{record['resolution']} by {record['author']}: {record['reason']}",
+    "abort_requested": lambda record: f"by {record['author']}: {record['reason']}",
+    "recovery_decided": lambda record: f"epoch {record['epoch']}: {record['decision']}  {record['evidence']}",
+    "run_completed": lambda record: record["outcome"],
+    "submission_settled": _settled,
+}

@@ -1,0 +1,233 @@
+"""submit, log, watch and abort: one conversation."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..storage.errors import InvalidInput
+from .cli_options import (
+    Address,
+    ConversationId,
+    Json,
+    Local,
+    LocalAgents,
+    LocalStore,
+    Namespace,
+    StorePath,
+    reading,
+    require_conversation,
+    working,
+)
+from .cli_output import FAILED, print_json, printable, reporting, say, time_of
+from .cli_records import record_line
+
+if TYPE_CHECKING:
+    from .runtime import Receipt, Settlement
+
+_STDIN_BYTES_MAX = 64 << 20  # bounds memory; the runtime's own limit on an input is far lower
+
+After = Annotated[int, typer.Option("--after", min=0, help="Only records behind this sequence.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    for command in (submit, log, watch, abort):
+        app.command()(reporting(command))
+
+
+def submit(
+    conversation: ConversationId,
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT|-", help='What is said; "-" reads standard input.', show_default=False)
+    ],
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="Who answers; needed where the runtime has several.", show_default=False),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="Idempotency key: the same key gives the same receipt.", show_default=False),
+    ] = None,
+    principal: Annotated[str, typer.Option("--principal", help="On whose behalf.")] = "anonymous",
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome, or end at the receipt.")] = True,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait this long at most.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    address: Address = None,
+    local: Local = False,
+    agents: LocalAgents = None,
+    store: LocalStore = None,
+) -> None:
+    """Hand over one input durably and wait for its outcome.
+
+    A single line break at the end of standard input is not part of it. The exit code is 1 when the submission failed,
+    was aborted, or is still open after --timeout.
+
+    \b
+    Example:
+      laneway submit order-42 "Where is my order?" --agent support --key msg-1
+    """
+    content = _standard_input() if text == "-" else text
+    with working(namespace, address, local=local, agents=agents, store=store) as runtime:
+        receipt = runtime.conversation(conversation, agent).submit(content, idempotency_key=key, principal=principal)
+        if not as_json:
+            again = "accepted before" if receipt.replayed else "accepted"
+            print(
+                f"{again}: {receipt.submission_id}, receipt {receipt.receipt_id}, #{receipt.queue_sequence}", flush=True
+            )
+        settlement: Settlement | None = None
+        if wait:
+            try:
+                settlement = receipt.result(timeout)
+            except TimeoutError:
+                _tell_open(receipt, timeout)
+        if as_json:
+            print_json({"receipt": receipt.as_dict(), "settlement": settlement})
+        elif settlement is not None:
+            print(_outcome(settlement))
+    if wait and (settlement is None or settlement.outcome != "completed"):
+        raise typer.Exit(FAILED)
+
+
+def log(
+    conversation: ConversationId,
+    after: After = 0,
+    as_json: Json = False,
+    store: StorePath = None,
+    namespace: Namespace = None,
+    address: Address = None,
+) -> None:
+    """Show the canonical log of a conversation.
+
+    One line a record; with --json one JSON object a line.
+
+    \b
+    Example:
+      laneway log order-42 --after 10
+    """
+    from .client import as_dict, records_of
+
+    with reading(namespace, address, store) as runtime:
+        require_conversation(runtime, conversation)
+        for batch in runtime.run(runtime.client.batches(conversation, after)):
+            at = time_of(batch.committed_at_ms)
+            for sequence, record in records_of([batch], after):
+                fields = as_dict(record)
+                if as_json:
+                    print_json({"sequence": sequence, "committed_at": at, **fields})
+                else:
+                    typer.echo(record_line(sequence, fields, at))
+
+
+def watch(
+    conversation: ConversationId,
+    after: After = 0,
+    deltas: Annotated[
+        bool, typer.Option("--deltas/--no-deltas", help="Show text as it comes, before it is recorded.")
+    ] = True,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    address: Address = None,
+    local: Local = False,
+    agents: LocalAgents = None,
+    store: LocalStore = None,
+) -> None:
+    """Follow a conversation until nothing is owed in it.
+
+    Records are shown as they are committed, text as it comes. Text that comes is provisional: only the record that
+    follows counts. To go on later, pass the last sequence that was seen to --after. With --json, one event a line.
+
+    \b
+    Example:
+      laneway watch order-42 --after 10
+    """
+    with working(namespace, address, local=local, agents=agents, store=store) as runtime:
+        require_conversation(runtime, conversation)
+        inline = False
+        for event in runtime.conversation(conversation).events(after, provisional=deltas):
+            if as_json:
+                print_json(event)
+                sys.stdout.flush()
+            elif event.provisional:
+                typer.echo(typer.style(printable(event.data["text"], keep_lines=True), dim=True), nl=False)
+                inline = True
+            else:
+                typer.echo(("\n" if inline else "") + record_line(event.sequence or 0, event.data))
+                inline = False
+        if inline:
+            typer.echo()
+
+
+def abort(
+    submission: Annotated[str, typer.Argument(metavar="SUBMISSION", help="The submission's id.", show_default=False)],
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is recorded.")] = "",
+    author: Annotated[str, typer.Option("--author", help="Who asks; it is recorded.")] = "anonymous",
+    as_json: Json = False,
+    namespace: Namespace = None,
+    address: Address = None,
+    local: Local = False,
+    agents: LocalAgents = None,
+    store: LocalStore = None,
+) -> None:
+    """Ask durably for the abort of a submission.
+
+    The first request counts, and settled work never changes.
+
+    \b
+    Example:
+      laneway abort sub_0198... --reason "asked twice" --author alice
+    """
+    if not submission:
+        raise InvalidInput("submission must not be empty", field="submission")
+    with working(namespace, address, local=local, agents=agents, store=store) as runtime:
+        answer = runtime.abort(submission, reason=reason, author=author)
+        state = runtime.submission(submission).state
+    found: dict[str, Any] = {
+        "submission_id": submission,
+        "abort_id": answer.abort.abort_id,
+        "author": answer.abort.author,
+        "reason": answer.abort.reason,
+        "state": str(state),
+        "replayed": answer.replayed,
+    }
+    if as_json:
+        print_json(found)
+    else:
+        first = "was asked before" if answer.replayed else "is recorded"
+        print(printable(f"abort {first}: by {found['author']}, {submission} is {found['state']}"))
+
+
+def _standard_input() -> str:
+    data = sys.stdin.buffer.read(_STDIN_BYTES_MAX + 1)
+    if len(data) > _STDIN_BYTES_MAX:
+        raise InvalidInput(
+            f"standard input has more than {_STDIN_BYTES_MAX:,} bytes", field="input", limit=_STDIN_BYTES_MAX
+        )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"standard input is no UTF-8 text: {error.reason} at {error.start}", field="input") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _tell_open(receipt: Receipt, timeout: float | None) -> None:
+    say(
+        f"{receipt.submission_id} is still open after {timeout:g} s; it goes on. "
+        f"Follow it with `laneway watch {receipt.conversation_id}`"
+    )
+
+
+def _outcome(settlement: Settlement) -> str:
+    from .cli_output import cell_text
+
+    colour = "green" if settlement.outcome == "completed" else "red"
+    head = typer.style(settlement.outcome, fg=colour, bold=True) if sys.stdout.isatty() else settlement.outcome
+    if settlement.error is not None:
+        return f"{head}: {printable(str(settlement.error['code']))}: {printable(str(settlement.error['message']))}"
+    return f"{head}: {printable(cell_text(settlement.output), keep_lines=True)}"

@@ -1,0 +1,226 @@
+"""Replaying recorded conversations through a runtime: user messages in order, and an honest count of what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..agents.recording import Recording
+from ..storage.errors import InvalidInput, LanewayError
+from ..storage.records import (
+    AnyRecord,
+    ModelInterrupted,
+    ModelResponded,
+    RecoveryDecided,
+    ToolCallSettled,
+)
+from .client import records_of
+from .executions import read_executions
+from .runtime import Runtime
+
+AGENT_NAME = "replay"
+ENDED = "failed (recording_ended)"
+"""The outcome of a user message whose answer the recording does not hold: the normal end of such a recording."""
+ENDED_IN_WORDS = (
+    "the recording holds no complete answer to these user messages: it ends there, or in a tool call without a result. "
+    "That is the normal end of such a recording"
+)
+_CONCURRENCY_MAX = 10_000
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """A user message that was refused, or that ended otherwise than its recording does."""
+
+    conversation_id: str
+    line_number: int
+    input_number: int
+    message: str
+    code: str
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """What a replay did. Counts of calls are those of the replayed conversations' logs."""
+
+    conversations: int = 0
+    submissions: int = 0
+    reattached: int = 0
+    outcomes: dict[str, int] = {}
+    model_calls: int = 0
+    model_calls_interrupted: int = 0
+    tool_calls: int = 0
+    tool_executions: int = 0
+    tool_executions_repeated: int = 0
+    tool_executions_after_commit: int = 0
+    recoveries: int = 0
+    kills: int = 0
+    commits: int = 0
+    seconds: float = 0.0
+    turns_per_second: float = 0.0
+    troubles: list[Trouble] = []
+
+    @property
+    def passed(self) -> bool:
+        """Whether every user message came to the end that its recording has, and no committed call ran again."""
+        return not self.troubles and not self.tool_executions_after_commit
+
+
+@dataclass
+class Replay:
+    """One replay. `executions` is the file in which the agent's tools note what they do (`executions.counted`)."""
+
+    runtime: Runtime
+    recordings: Sequence[Recording]
+    executions: Path
+    concurrency: int = 16
+    kill_every_s: float | None = None
+    seed: int = 0
+    settled: Callable[[int], None] = lambda count: None
+    """Told of each user message that has come to its end."""
+    _summary: Summary = field(default_factory=Summary)
+    _outcomes: Counter[str] = field(default_factory=Counter[str])
+    _committed_at_ms: dict[str, int] = field(default_factory=dict[str, int])
+
+    def run(self) -> Summary:
+        """Replay all recordings, `concurrency` of them at a time; each user message waits for the one before.
+
+        Run again on the same store, it attaches to what was submitted already and goes on.
+        Raises: InvalidInput.
+        """
+        if not 1 <= self.concurrency <= _CONCURRENCY_MAX:
+            raise InvalidInput(
+                f"concurrency must be 1 to {_CONCURRENCY_MAX:,}", field="concurrency", limit=_CONCURRENCY_MAX
+            )
+        if self.kill_every_s is not None:
+            if not self.kill_every_s > 0:
+                raise InvalidInput("kill-every must be more than 0 seconds", field="kill-every", limit=0)
+            if self.runtime.describe().kind != "ray":
+                raise InvalidInput("only processes of their own can be killed: leave out --local", field="kill-every")
+        began = time.monotonic()
+        try:
+            asyncio.run(self._replay_all())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # the others failed by the same mistake
+        return self._finished(time.monotonic() - began)
+
+    async def _replay_all(self) -> None:
+        killer = asyncio.create_task(self._kill_now_and_then()) if self.kill_every_s is not None else None
+        waiting = iter(self.recordings)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.concurrency, len(self.recordings))):
+                    group.create_task(self._work_off(waiting))
+        finally:
+            if killer is not None:
+                killer.cancel()
+                await asyncio.gather(killer, return_exceptions=True)
+
+    async def _work_off(self, waiting: Iterator[Recording]) -> None:
+        for recording in waiting:
+            await self._replay_one(recording)
+
+    async def _replay_one(self, recording: Recording) -> None:
+        summary = self._summary
+        summary.conversations += 1
+        inputs = recording.inputs()
+        for number, said in enumerate(inputs, 1):
+            try:
+                conversation = self.runtime.conversation(recording.id, AGENT_NAME)
+                receipt = await conversation.asubmit(
+                    said.content, idempotency_key=f"replay-{number}", message_keys=said.extra
+                )
+                summary.submissions += 1
+                summary.reattached += receipt.replayed
+                settlement = await receipt.aresult()
+            except LanewayError as error:
+                # What comes later in this conversation would stand in another place than in the recording.
+                self._trouble(recording, number, error.message, error.code)
+                self.settled(len(inputs) - number + 1)
+                break
+            code = str(settlement.error["code"]) if settlement.error else None
+            outcome = f"{settlement.outcome} ({code})" if code else settlement.outcome
+            self._outcomes[outcome] += 1
+            if outcome not in ("completed", ENDED):
+                message = str(settlement.error["message"]) if settlement.error else f"it was {settlement.outcome}"
+                self._trouble(recording, number, message, code or settlement.outcome)
+            self.settled(1)
+        try:
+            await self._count(recording.id)
+        except LanewayError as error:
+            self._trouble(recording, len(inputs), f"its log cannot be read: {error.message}", error.code)
+
+    async def _count(self, conversation_id: str) -> None:
+        for batch in await self.runtime.arun(self.runtime.client.batches(conversation_id)):
+            for _, record in records_of([batch]):
+                self._count_record(record, batch.committed_at_ms)
+
+    def _count_record(self, record: AnyRecord, committed_at_ms: int) -> None:
+        summary = self._summary
+        match record:
+            case ModelResponded():
+                summary.model_calls += 1
+            case ModelInterrupted():
+                summary.model_calls_interrupted += 1
+            case ToolCallSettled():
+                summary.tool_calls += 1
+                self._committed_at_ms[record.call_id] = committed_at_ms
+            case RecoveryDecided():
+                summary.recoveries += 1
+            case _:
+                pass
+
+    def _trouble(self, recording: Recording, number: int, message: str, code: str) -> None:
+        self._summary.troubles.append(
+            Trouble(
+                conversation_id=recording.id,
+                line_number=recording.line_number,
+                input_number=number,
+                message=message,
+                code=code,
+            )
+        )
+
+    async def _kill_now_and_then(self) -> None:
+        """SIGKILL for a process that hosts lanes, chosen at random among those of this runtime."""
+        assert self.kill_every_s is not None
+        chance = random.Random(self.seed)
+        while True:
+            await asyncio.sleep(self.kill_every_s)
+            try:
+                found = await self.runtime.arun(self.runtime.client.backend.describe())
+            except LanewayError:
+                continue  # it is recovering from the last one
+            actors = sorted(found.actors, key=lambda actor: actor.name)
+            busy = [actor.pid for actor in actors if actor.conversations] or [actor.pid for actor in actors]
+            if busy:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(busy), signal.SIGKILL)
+                    self._summary.kills += 1
+
+    def _finished(self, seconds: float) -> Summary:
+        summary = self._summary
+        executions = read_executions(self.executions, self._committed_at_ms)
+        summary.tool_executions = executions.total
+        summary.tool_executions_repeated = executions.repeated
+        summary.tool_executions_after_commit = executions.after_commit
+        summary.outcomes = dict(sorted(self._outcomes.items()))
+        summary.commits = int(self.runtime.describe().store["commits"])
+        summary.seconds = round(seconds, 3)
+        settled = sum(self._outcomes.values()) - summary.reattached
+        summary.turns_per_second = round(max(settled, 0) / seconds, 1) if seconds > 0 else 0.0
+        return summary
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """The summary as JSON values, `passed` included."""
+    return {"passed": summary.passed, **msgspec.to_builtins(summary)}
