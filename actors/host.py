@@ -8,8 +8,8 @@ import random
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from .lane.settings import LaneSettings
 from .store_client import StoreClient, StoreLink
 
 _log = logging.getLogger("laneway.host")
+_T = TypeVar("_T")
 _RECHECK_S = 2.0  # how long a waiter trusts that this host would be told of a settlement
 
 
@@ -70,6 +71,7 @@ class LaneHost:
         self._waiters: dict[str, set[asyncio.Future[Settlement | None]]] = {}
         self._counts: Counter[str] = Counter()
         self._closed = threading.Event()
+        self._at_work: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._services = LaneServices(
             store=self.store,
@@ -99,6 +101,9 @@ class LaneHost:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(lane.close() for lane in self._lanes.values()), return_exceptions=True)
+        for task in list(self._at_work):
+            task.cancel()
+        await asyncio.gather(*self._at_work, return_exceptions=True)
         await self.store.close()
         try:
             await self._link.call("retire_owner", self.owner_id)
@@ -112,21 +117,12 @@ class LaneHost:
         if self._registry.get(admission.agent) is None:
             known = ", ".join(self._registry.names()) or "none"
             raise InvalidInput(f"no agent is named {admission.agent!r}; this runtime knows {known}", field="agent")
-        lane = self._resident(conversation_id)
-        if lane is not None:
-            return await lane.submit(admission, may_run=True)
-        receipt = await Lane(conversation_id, self._services).submit(admission, may_run=False)
-        self._waiting[conversation_id] = None
-        return receipt
+        return await self._to_its_end(self._lane_or_visitor(conversation_id).submit(admission))
 
     async def activate(self, conversation_ids: list[str]) -> None:
         """Look for work in these conversations; harmless where there is none."""
         for conversation_id in conversation_ids:
-            lane = self._resident(conversation_id)
-            if lane is None:
-                self._waiting[conversation_id] = None
-            else:
-                lane.wake()
+            self._lane_or_visitor(conversation_id).recover()
 
     async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
         """Wait for the outcome, `timeout_s` at most; None when it is still open then. Raises: NotFound."""
@@ -136,7 +132,8 @@ class LaneHost:
             future = asyncio.get_running_loop().create_future()
             self._waiters.setdefault(submission_id, set()).add(future)
             try:
-                settled = await self._recorded_settlement(conversation_id, submission_id)
+                async with asyncio.timeout(_RECHECK_S):  # the store may be away, and waits are bounded all the same
+                    settled = await self._recorded_settlement(conversation_id, submission_id)
                 remaining = deadline - self._monotonic()
                 if settled is not None or remaining <= 0:
                     return settled
@@ -145,7 +142,8 @@ class LaneHost:
                 if settled is not None:
                     return settled
             except TimeoutError:
-                continue
+                if self._monotonic() >= deadline:
+                    return None
             finally:
                 waiters = self._waiters.get(submission_id)
                 if waiters is not None:
@@ -155,13 +153,13 @@ class LaneHost:
 
     async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
         """Records behind the cursor and provisional deltas; waits for some, `timeout_s` at most."""
-        lane = self._resident(conversation_id) or Lane(conversation_id, self._services)
-        if lane.nothing_to_do is None and lane.idle:
-            lane.wake()
         deadline = self._monotonic() + timeout_s
         while True:
-            quiet = lane.quiet
-            records = await self._records(lane, cursor.after)
+            lane = self._lane_or_visitor(conversation_id)
+            if lane.nothing_to_do is None and lane.idle:
+                lane.wake()
+            quiet, version = lane.quiet, lane.feed.version
+            records = await self._records(lane, cursor.after, sure=quiet)
             deltas, count = lane.feed.deltas_after(cursor)
             remaining = deadline - self._monotonic()
             if records or deltas or quiet or remaining <= 0:
@@ -172,14 +170,14 @@ class LaneHost:
                     cursor=Cursor(after=after, generation=lane.feed.generation, delta=count),
                     quiet=quiet,
                 )
-            await lane.feed.changed(min(remaining, _RECHECK_S), lambda: lane.quiet)
+            await lane.feed.changed(min(remaining, _RECHECK_S), version)
 
     async def abort(
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer:
         """DUR-012. Raises: Refused with code "already_settled", NotFound."""
-        lane = self._resident(conversation_id) or Lane(conversation_id, self._services)
-        return await lane.abort(submission_id, abort_id, author, reason)
+        lane = self._lane_or_visitor(conversation_id)
+        return await self._to_its_end(lane.abort(submission_id, abort_id, author, reason))
 
     def resident(self) -> list[str]:
         """The conversations whose lanes are in memory here."""
@@ -196,12 +194,21 @@ class LaneHost:
 
     # --- lanes -------------------------------------------------------------------------------------------------------
 
-    def _resident(self, conversation_id: str) -> Lane | None:
-        """The conversation's lane, made if there is room for it; None when every lane here is at work."""
+    async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await work that must not stop half-way when its caller loses interest: what it claimed has to be driven."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
+        return await asyncio.shield(task)
+
+    def _lane_or_visitor(self, conversation_id: str) -> Lane:
+        """The conversation's lane, made if there is room for it; while every lane here is at work, one that runs
+        nothing, and the conversation waits for its place."""
         lane = self._lanes.get(conversation_id)
         if lane is None:
             if not self._make_room():
-                return None
+                self._waiting[conversation_id] = None
+                return Lane(conversation_id, self._services, may_run=False)
             lane = self._lanes[conversation_id] = Lane(conversation_id, self._services)
             self._waiting.pop(conversation_id, None)
         else:
@@ -211,7 +218,12 @@ class LaneHost:
     def _make_room(self) -> bool:
         if len(self._lanes) < self._settings.lanes_per_actor:
             return True
-        idle = next((name for name, lane in self._lanes.items() if lane.idle), None)
+        resting = [
+            (lane.feed.watched > 0, index, name)
+            for index, (name, lane) in enumerate(self._lanes.items())
+            if lane.at_rest
+        ]
+        idle = min(resting, default=(False, 0, None))[2]  # a watcher alone holds no place: it looks again
         if idle is None:
             return False
         self._passivate(idle)
@@ -266,13 +278,16 @@ class LaneHost:
         if row is None:
             raise NotFound(f"no submission {submission_id}", submission_id=submission_id)
         if row.settlement_sequence is None:
-            await self.activate([conversation_id])
+            lane = self._lane_or_visitor(conversation_id)
+            if lane.at_rest:  # one that works looks for more by itself, and another look would cost a call
+                lane.wake()
             return None
         return await read_settlement(self.store, row)
 
-    async def _records(self, lane: Lane, after: int) -> list[tuple[int, AnyRecord]]:
+    async def _records(self, lane: Lane, after: int, *, sure: bool) -> list[tuple[int, AnyRecord]]:
+        """Records behind `after`; `sure` asks the store before it says that there are none."""
         recent = lane.feed.records_after(after)
-        if recent is not None:
+        if recent or (recent is not None and not sure):
             return recent
         page = await self.store.read_log(lane.conversation_id, after, self._settings.limits.page_records_max)
         found: list[tuple[int, AnyRecord]] = []

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from ..recovery.attention import owes_abort
 from ..recovery.backoff import backoff_s
 from ..storage.commands import Accepted, Admit, Answer, Rejected, Unit
-from ..storage.contract import LogPage, Snapshot, Store
+from ..storage.contract import LogPage, ScanPage, Snapshot, Store
 from ..storage.errors import StoreFull, StoreUnavailable
 
 _log = logging.getLogger("laneway.store")
@@ -86,6 +87,16 @@ class StoreClient:
 
     async def snapshot(self, submission_id: str) -> Snapshot:
         return await self.read("snapshot", submission_id)
+
+    async def aborts_owed(self, conversation_id: str) -> list[str]:
+        owed: list[str] = []
+        cursor: tuple[str, int] | None = (conversation_id, 0)
+        while cursor is not None:
+            page: ScanPage = await self.read("scan_nonterminal", cursor, 1024)
+            mine = [row for row in page.rows if row.conversation_id == conversation_id]
+            owed.extend(row.submission_id for row in mine if owes_abort(row))
+            cursor = page.cursor if len(mine) == len(page.rows) else None
+        return owed
 
     async def read(self, method: str, *args: Any) -> Any:
         """Any read of the contract; an outage is waited out."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +17,12 @@ from ..agents.agent import Agent
 from ..agents.registry import Registry
 from ..recovery.attention import conversations_in_need
 from ..storage.contract import ControlRow, ScanPage, Store
+from ..storage.errors import LanewayError
 from ..storage.failpoints import NO_FAILPOINTS, Failpoints
 from ..storage.readback import wall_clock_ms
 from .backend import ActorInfo, Description
+
+_log = logging.getLogger("laneway.local")
 
 
 class LocalBackend:
@@ -29,6 +34,7 @@ class LocalBackend:
         store: Store,
         settings: LaneSettings,
         failpoints: Failpoints = NO_FAILPOINTS,
+        sweep_s: float = 5.0,
     ) -> None:
         self.limits = settings.limits
         self._registry = Registry(agents)
@@ -36,7 +42,9 @@ class LocalBackend:
         self._link = LocalLink(store)
         self._settings = settings
         self._failpoints = failpoints
+        self._sweep_s = sweep_s
         self._host: LaneHost | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         for owner_id in await self._link.call("owners"):
@@ -44,9 +52,13 @@ class LocalBackend:
             await self._link.call("retire_owner", owner_id)
         self._host = LaneHost(self._link, self._registry, self._settings, failpoints=self._failpoints)
         await self._host.start()
-        await self._host.activate(conversations_in_need(await self._open_rows(), wall_clock_ms()))
+        await self._activate()
+        self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
 
     async def stop(self, *, shut_down: bool) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         if self._host is not None:
             await self._host.close()
             self._host = None
@@ -86,6 +98,19 @@ class LocalBackend:
 
     def actor_handle(self, conversation_id: str, host: object) -> None:
         return None
+
+    async def _sweep(self) -> None:
+        """What waited for its time, or was left by a fault, goes on: recovery is a loop, never one shot."""
+        while True:
+            await asyncio.sleep(self._sweep_s)
+            try:
+                await self._activate()
+            except LanewayError as error:
+                _log.warning("the sweep goes on later: %s", error)
+
+    async def _activate(self) -> None:
+        assert self._host is not None
+        await self._host.activate(conversations_in_need(await self._open_rows(), wall_clock_ms()))
 
     async def _open_rows(self) -> list[ControlRow]:
         rows: list[ControlRow] = []

@@ -7,20 +7,30 @@ from collections.abc import Iterable
 from ..storage.contract import ControlRow
 from ..storage.ledger import CLAIMABLE, State
 
+NOBODY_RUNS = frozenset({State.ADMITTED, State.READY, State.JOINING, State.SUSPENDED, State.UNKNOWN})
+"""States in which an abort settles the work at once, wherever it stands in its lane (Specification 13)."""
+
 
 def conversations_in_need(rows: Iterable[ControlRow], now_ms: int) -> list[str]:
-    """Conversations whose head can be claimed and has no live owner, or was never made ready; in the rows' order.
+    """Conversations whose head can be claimed and has no live owner, was never made ready, or that owe an abort.
 
-    `rows` come ordered by (conversation, queue sequence), as the scan gives them. A head that waits for a person, or
-    for its backoff, needs nobody.
+    `rows` come ordered by (conversation, queue sequence), as the scan gives them; so does the answer. A head that waits
+    for a person, or for its backoff, needs nobody.
     """
-    needed: list[str] = []
+    needed: dict[str, None] = {}
     decided: str | None = None
     for row in rows:
+        if owes_abort(row):
+            needed[row.conversation_id] = None
         if row.conversation_id == decided or (row.state is State.UNKNOWN and row.parked):
             continue
         decided = row.conversation_id
         claimable = row.state in CLAIMABLE or row.state in (State.ADMITTED, State.JOINED)
         if claimable and not row.owner_live and row.not_before_ms <= now_ms:
-            needed.append(row.conversation_id)
-    return needed
+            needed[row.conversation_id] = None
+    return list(needed)
+
+
+def owes_abort(row: ControlRow) -> bool:
+    """Whether an abort was accepted and its process ended before it settled the work."""
+    return row.abort_requested and row.state in NOBODY_RUNS

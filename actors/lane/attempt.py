@@ -60,6 +60,7 @@ class Attempt:
         self.submission_id = row.submission_id
         self.attempt_id = attempt_id
         self.over = False
+        self._deadline_passed = False
         self._row = row
         self._outbox = outbox
         self._view = view
@@ -85,7 +86,8 @@ class Attempt:
             self._row = msgspec.structs.replace(self._row, state=State.RUNNING)
         self._outbox.record(facts.recovery_decided(self._row, self._outbox.epoch, decision))
         run = self._view.run_of(self.submission_id)
-        if decision.name == "resume_turn" and run is not None:
+        last = run.last_turn if run else None
+        if decision.name == "resume_turn" and run is not None and (last is None or last.calls):
             self._outbox.record(
                 facts.model_interrupted(self._run_id, len(run.turns) + 1, self.attempt_id, 0, "its owner was lost")
             )
@@ -100,8 +102,8 @@ class Attempt:
                 RequestAbort(submission_id=self.submission_id, abort_id=abort_id, author=author, reason=reason)
             )
             self._outbox.record(facts.abort_requested(self._row))
-            await self._outbox.flush()
-            self._interrupt()
+        await self._outbox.flush()  # a second abort, too, is answered when the first one is durable
+        self._interrupt()
         assert self._row.abort is not None
         answer = self._outbox.abort_answer
         return answer or AbortAnswer(abort=self._row.abort, state=State.RUNNING, replayed=True)
@@ -117,6 +119,7 @@ class Attempt:
         if agent is None:
             return await self._release_without_agent()
         while True:
+            self._notice_abort()
             action = turn.next_action(self._row, self._view, agent.turns_max)
             if self._out_of_time(agent) and isinstance(action, turn.CallModel | turn.RunCalls):
                 error = ErrorFact(code="run_timeout", message=f"the run took more than {agent.run_timeout_s} s")
@@ -230,7 +233,8 @@ class Attempt:
             self._outbox.record(facts.run_completed(self._run_id, "failed", None, effects.error_fact(error)))
             self.over = True
             return
-        self._outbox.record(facts.model_responded(self._run_id, number, response))
+        if self._row.abort is None:  # what arrives behind an abort is no part of the conversation (DUR-012)
+            self._outbox.record(facts.model_responded(self._run_id, number, response))
 
     def _emit(self, delta: Delta) -> None:
         self._services.failpoints.hit(Point.DURING_MODEL)
@@ -251,9 +255,12 @@ class Attempt:
             if call.prepared is None or call.resolved is not None:
                 self._outbox.record(facts.call_prepared(call, tool))
         await self._outbox.flush()
-        async with asyncio.TaskGroup() as group:
-            for call, tool, arguments in ready:
-                group.create_task(self._run_call(agent, call, tool, arguments))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call, tool, arguments in ready:
+                    group.create_task(self._run_call(agent, call, tool, arguments))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # a refused write ends the attempt, whichever call it was for
 
     def _checked_call(self, agent: Agent, call: CallView) -> tuple[Tool, dict[str, Any]] | ErrorFact:
         tool = agent.tool(call.call.name)
@@ -320,15 +327,16 @@ class Attempt:
             else:
                 resolution = "safe_to_retry" if isinstance(proof, SafeToRetry) else "never_started"
                 self._outbox.record(facts.call_resolved(call, resolution, "reconciler", proof.evidence))
-        if unproven:
-            self._outbox.command(
-                MarkUnknown(submission_id=self.submission_id, calls=unproven, park=agent.on_unknown == "park")
-            )
+        if not unproven or self._row.abort is not None:
+            await self._outbox.flush()
+            return True  # aborted work does not wait for a resolution: it settles, and the evidence stays
+        self._outbox.command(
+            MarkUnknown(submission_id=self.submission_id, calls=unproven, park=agent.on_unknown == "park")
+        )
         await self._outbox.flush()
-        if unproven:
-            self._services.counts["unknown"] += 1
-            _log.warning("%s: the outcome of %s is unknown", self.submission_id, ", ".join(unproven))
-        return not unproven
+        self._services.counts["unknown"] += 1
+        _log.warning("%s: the outcome of %s is unknown", self.submission_id, ", ".join(unproven))
+        return False
 
     async def _proof(self, agent: Agent, call: CallView) -> Reconciliation | None:
         tool = agent.tool(call.call.name)
@@ -359,7 +367,7 @@ class Attempt:
 
     def _out_of_time(self, agent: Agent) -> bool:
         remaining = self._remaining_s(agent)
-        return remaining is not None and remaining <= 0
+        return self._deadline_passed or (remaining is not None and remaining <= 0)
 
     def _remaining_s(self, agent: Agent) -> float | None:
         """Seconds until the run's deadline, counted from the recorded start, whoever runs it now."""
@@ -385,10 +393,16 @@ class Attempt:
             raise
         except TimeoutError:
             if deadline.expired():
+                self._deadline_passed = True  # whatever a wall clock that was set back says
                 raise Interrupted from None
             raise
         finally:
             self._effects.discard(task)
+
+    def _notice_abort(self) -> None:
+        """Take in an abort that another process asked for: the store tells of it with each append."""
+        if self._row.abort is None and self._outbox.abort_seen is not None:
+            self._row = msgspec.structs.replace(self._row, abort=self._outbox.abort_seen)
 
     def _interrupt(self) -> None:
         for task in list(self._effects):

@@ -20,6 +20,7 @@ from ...storage.values import check_json
 from .settings import LaneSettings
 
 ERROR_LENGTH_MAX = 2_000  # what a model or an operator reads of an error; the rest belongs into the program's own log
+_CODE_LENGTH_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,17 @@ def error_fact(error: BaseException, code: str | None = None) -> ErrorFact:
         text, found = error.message, error.code
     else:
         text, found = f"{type(error).__name__}: {error}", "tool_failed"
-    clean = text.encode("utf-8", "replace").decode()[:ERROR_LENGTH_MAX]
-    return ErrorFact(code=code or found, message=clean)
+    return ErrorFact(code=_clean(code or found, _CODE_LENGTH_MAX), message=_clean(text, ERROR_LENGTH_MAX))
+
+
+def _clean(text: str, length_max: int) -> str:
+    return text[:length_max].encode("utf-8", "replace").decode()
+
+
+def _is_ending() -> bool:
+    """Whether somebody asked this task to end; a cancellation that leaks out of an effect's own tasks did not."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def call_model(
@@ -82,7 +92,9 @@ async def call_model(
                 return check_response(await model.respond(request, emit), limits=settings.limits)
         except ModelError as failure:
             error = failure
-        except Exception as failure:
+        except (Exception, asyncio.CancelledError) as failure:
+            if isinstance(failure, asyncio.CancelledError) and _is_ending():
+                raise
             if deadline.expired():
                 message = f"the model gave no answer within {agent.model_timeout_s} s"
                 error = ModelError(message, code="model_timeout", retryable=True)
@@ -107,7 +119,9 @@ async def call_tool(tool: Tool, context: ToolContext, arguments: dict[str, Any],
     try:
         async with deadline:
             value = await tool.call(context, arguments)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and _is_ending():
+            raise
         if not deadline.expired():
             return Failed(error_fact(error))
         message = f"tool {tool.name} gave no answer within {tool.timeout_s} s"
@@ -133,5 +147,7 @@ async def reconcile(tool: Tool, context: ToolContext, arguments: dict[str, Any])
     try:
         async with asyncio.timeout(tool.timeout_s):
             return await tool.run_reconcile(context, arguments)
-    except Exception:
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and _is_ending():
+            raise
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 import msgspec
 
@@ -30,10 +29,13 @@ class Feed:
         self._deltas: list[Delta] = []
         self.generation = 1
         self.watched = 0
+        self.version = 0
         self._change = asyncio.Event()
 
     def committed(self, first_sequence: int, records: tuple[AnyRecord, ...]) -> None:
         """Records are durable; what was provisional before them is superseded."""
+        if self._recent and self._recent[-1][0] + 1 != first_sequence:
+            self._recent.clear()  # others have written in between: watchers read that from the store
         self._recent.extend((first_sequence + index, record) for index, record in enumerate(records))
         self.turn_over()
 
@@ -49,8 +51,14 @@ class Feed:
         self.stirred()
 
     def stirred(self) -> None:
+        self.version += 1
         self._change.set()
         self._change = asyncio.Event()
+
+    def forget(self) -> None:
+        """Records were committed past this feed: watchers look into the store."""
+        self._recent.clear()
+        self.stirred()
 
     def close(self) -> None:
         self.stirred()
@@ -66,11 +74,11 @@ class Feed:
         start = cursor.delta if cursor.generation == self.generation else 0
         return self._deltas[start:], len(self._deltas)
 
-    async def changed(self, timeout_s: float, look: Callable[[], bool]) -> None:
-        """Wait until something came, `timeout_s` at most; `look` says that something is there already."""
-        change = self._change
-        if look():
+    async def changed(self, timeout_s: float, version: int) -> None:
+        """Wait until something came since `version`, `timeout_s` at most."""
+        if self.version != version:
             return
+        change = self._change
         self.watched += 1
         try:
             async with asyncio.timeout(timeout_s):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ...recovery.attention import NOBODY_RUNS
 from ...recovery.classify import Evidence, classify
 from ...storage.commands import (
     AbortAnswer,
@@ -25,7 +26,7 @@ from ...storage.commands import (
     ReserveSettlement,
     Unit,
 )
-from ...storage.errors import Fenced, IllegalTransition, LanewayError, NotFound, Refused, StaleTail
+from ...storage.errors import Fenced, IllegalTransition, LanewayError, NotFound, Refused, StaleTail, StoreCorrupt
 from ...storage.failpoints import Point
 from ...storage.ids import new_id, new_token
 from ...storage.ledger import Receipt, Row, State
@@ -38,6 +39,7 @@ from .outbox import Outbox
 from .services import LaneServices
 
 _log = logging.getLogger("laneway.lane")
+_SETTLED_KEPT = 64  # outcomes that a waiter finds without a read; older ones are in the store
 _FAULT_WAIT_S = 1.0  # an unexpected error is tried again after this, not in a hot loop
 
 
@@ -70,11 +72,15 @@ class Admission:
 
 
 class Lane:
-    """Runs the submissions of one conversation in queue order, one at a time (DUR-004, DUR-005)."""
+    """Runs the submissions of one conversation in queue order, one at a time (DUR-004, DUR-005).
 
-    def __init__(self, conversation_id: str, services: LaneServices) -> None:
+    A visiting lane (`may_run` false) admits, aborts and looks on, while every place of its host is taken.
+    """
+
+    def __init__(self, conversation_id: str, services: LaneServices, *, may_run: bool = True) -> None:
         self.conversation_id = conversation_id
         self._services = services
+        self._may_run = may_run
         self._view: ConversationView | None = None
         self._task: asyncio.Task[None] | None = None
         self._again = False
@@ -83,34 +89,52 @@ class Lane:
         self._attempt: Attempt | None = None
         self._last_attempt_id: str | None = None
         self._last_queue_sequence = 0
+        self._settled: dict[str, Settlement] = {}
         self._admitting = asyncio.Lock()
+        self._woken = False
+        self._abandoned_aborts = False
         self.feed = Feed()
         self.used_at = services.monotonic()
 
     # --- what the host asks ------------------------------------------------------------------------------------------
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing runs, nobody waits and nobody watches: the lane may leave memory."""
-        return self._task is None and not self._admitting.locked() and not self.feed.watched
+    def at_rest(self) -> bool:
+        """Whether nothing runs and nobody submits: the lane may leave memory."""
+        return self._task is None and not self._admitting.locked()
 
-    async def submit(self, admission: Admission, *, may_run: bool) -> Receipt:
+    @property
+    def idle(self) -> bool:
+        """At rest, and nobody watches."""
+        return self.at_rest and not self.feed.watched
+
+    async def submit(self, admission: Admission) -> Receipt:
         """Admit durably and return the receipt; on an idle lane the claim and the input travel in the same commit."""
         self.used_at = self._services.monotonic()
-        async with self._admitting:
-            if may_run and self._task is None and not self._services.settings.stepwise and not self._closing:
-                receipt = await self._submit_and_claim(admission)
-                if receipt is not None:
-                    return receipt
-            accepted = await self._services.store.commit(
-                Unit(conversation_id=self.conversation_id, commands=admission_commands(admission))
-            )
-            admitted = accepted.results[0]
-            assert isinstance(admitted, Admitted)
-            self._services.failpoints.hit(Point.AFTER_ADMISSION)
+        try:
+            async with self._admitting:
+                return await self._admit(admission)
+        finally:
+            if self._woken and not self._admitting.locked():
+                self._woken = False
+                self.wake()
+
+    async def _admit(self, admission: Admission) -> Receipt:
+        if self._may_run and self._task is None and not self._services.settings.stepwise and not self._closing:
+            receipt = await self._submit_and_claim(admission)
+            if receipt is not None:
+                return receipt
+        commands = admission_commands(admission)
+        together = commands[:1] if self._services.settings.stepwise else commands
+        accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=together))
+        admitted = accepted.results[0]
+        assert isinstance(admitted, Admitted)
+        self._services.failpoints.hit(Point.AFTER_ADMISSION)
+        for command in commands[len(together) :]:  # by the receipt's id: the key may have been admitted before
+            step = msgspec.structs.replace(command, submission_id=admitted.receipt.submission_id)
+            await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(step,)))
         self._last_queue_sequence = max(self._last_queue_sequence, admitted.receipt.queue_sequence)
-        if may_run:
-            self.wake()
+        self.wake()
         return admitted.receipt
 
     @property
@@ -120,7 +144,17 @@ class Lane:
 
     def wake(self) -> None:
         """Look for work: claim the head if nobody live owns it, and drive."""
-        self._start(None)
+        if not self._may_run:
+            return
+        if self._admitting.locked() and self._task is None:
+            self._woken = True  # an admission is on its way that may claim, too: look when it is through
+        else:
+            self._start(None)
+
+    def recover(self) -> None:
+        """Look for work that others may have left: aborts that were asked for and not carried out, then the head."""
+        self._abandoned_aborts = True
+        self.wake()
 
     async def abort(self, submission_id: str, abort_id: str, author: str, reason: str) -> AbortAnswer:
         """DUR-012: the intent is durable first; queued work settles at once, active work is then interrupted.
@@ -130,7 +164,15 @@ class Lane:
         self.used_at = self._services.monotonic()
         attempt = self._attempt
         if attempt is not None and attempt.submission_id == submission_id and not attempt.over:
-            return await attempt.abort(abort_id, author, reason)
+            try:
+                answer = await attempt.abort(abort_id, author, reason)
+            except Fenced:
+                pass  # it has let go of the lane meanwhile
+            else:
+                if answer.state in NOBODY_RUNS:
+                    await self._settle_aborted(submission_id)
+                    self.wake()
+                return answer
         request = RequestAbort(submission_id=submission_id, abort_id=abort_id, author=author, reason=reason)
         accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(request,)))
         answer = accepted.results[0]
@@ -140,10 +182,8 @@ class Lane:
         return answer
 
     def settlement(self, submission_id: str) -> Settlement | None:
-        """The outcome if this lane has seen it."""
-        view = self._view
-        record = view.settlements.get(submission_id) if view else None
-        return None if record is None else settlement_of(record)
+        """The outcome if this lane has committed it lately. The view alone would tell before the commit."""
+        return self._settled.get(submission_id)
 
     async def close(self) -> None:
         """Stop at once and leave the rest to whoever claims next; what is committed stays."""
@@ -177,6 +217,7 @@ class Lane:
             raise
         assert outbox.receipt is not None
         self._last_queue_sequence = sequence
+        self._last_attempt_id = attempt.attempt_id
         self._start(attempt)
         return outbox.receipt
 
@@ -196,13 +237,24 @@ class Lane:
             while True:
                 self._again = False
                 try:
+                    if self._abandoned_aborts and attempt is None:
+                        self._abandoned_aborts = False
+                        await self._settle_abandoned_aborts()
                     attempt = attempt or await self._claim()
                     while attempt is not None:
                         attempt = await self._drive(attempt)
-                except LanewayError as error:
-                    # Fenced or refused: another attempt owns the lane, and this one ends itself.
+                except Fenced as error:  # another attempt owns the lane, and this one ends itself
                     _log.info("%s: attempt ended: %s", self.conversation_id, error)
                     self._view, attempt = None, None
+                except StoreCorrupt as error:
+                    _log.error("%s: the lane stands still: %s", self.conversation_id, error)
+                    self._view, attempt = None, None
+                    self.nothing_to_do = "corrupt"
+                except LanewayError as error:
+                    _log.warning("%s: attempt ended, and the lane tries again: %s", self.conversation_id, error)
+                    self._view, attempt = None, None
+                    self._again = True
+                    await asyncio.sleep(_FAULT_WAIT_S)
                 except Exception:
                     _log.exception("%s: the lane failed and tries again", self.conversation_id)
                     self._view, attempt = None, None
@@ -226,8 +278,8 @@ class Lane:
         finally:
             self._attempt = None
             self.feed.turn_over()
-        if isinstance(grant, NotClaimed):
-            self.nothing_to_do = grant.reason
+        if isinstance(grant, NotClaimed) and grant.submission_id is None:
+            self.nothing_to_do = grant.reason  # where it names a head, `_claim` looks what can be done for that
         return self._attempt_of(grant) if isinstance(grant, Grant) else None
 
     async def _claim(self) -> Attempt | None:
@@ -241,6 +293,7 @@ class Lane:
             self.nothing_to_do = grant.reason
             return None
         assert isinstance(grant, Grant)
+        self._last_attempt_id = grant.attempt_id
         if grant.tail_sequence != view.tail_sequence:
             self._view = None
             view = await self._loaded()
@@ -256,6 +309,7 @@ class Lane:
 
     def _attempt_of(self, grant: Grant) -> Attempt:
         assert self._view is not None
+        self._last_attempt_id = grant.attempt_id
         outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, self._view)
         attempt = Attempt(grant.row, grant.attempt_id, outbox, self._view, self._services, self.feed)
         self._last_queue_sequence = max(self._last_queue_sequence, grant.row.queue_sequence)
@@ -283,6 +337,7 @@ class Lane:
             producer_id=self._services.owner_id,
             published=self._published,
             stepwise=self._services.settings.stepwise,
+            limits=self._services.settings.limits,
             failpoints=self._services.failpoints,
         )
 
@@ -302,8 +357,18 @@ class Lane:
         return self._view
 
     def _published(self, first_sequence: int, records: tuple[AnyRecord, ...]) -> None:
+        for record in records:
+            if isinstance(record, SubmissionSettled):
+                self._settled[record.submission_id] = settlement_of(record)
+                if len(self._settled) > _SETTLED_KEPT:
+                    self._settled.pop(next(iter(self._settled)))
         self.feed.committed(first_sequence, records)
         self._services.recorded(self.conversation_id, records)
+
+    async def _settle_abandoned_aborts(self) -> None:
+        """Aborts that were accepted and whose process ended before it settled them (Specification 13)."""
+        for submission_id in await self._services.store.aborts_owed(self.conversation_id):
+            await self._settle_aborted(submission_id)
 
     async def _settle_aborted(self, submission_id: str) -> None:
         """Settle work that nobody runs by its abort intent; where somebody runs it, the intent alone stands."""
@@ -326,8 +391,9 @@ class Lane:
         except (Fenced, Refused, StaleTail, IllegalTransition) as error:
             _log.info("%s: %s is left to its owner: %s", self.conversation_id, submission_id, error)
             return
-        self._view = None if self._task is None else self._view
-        self.feed.stirred()
+        if self.at_rest:
+            self._view = None  # at work, the outbox takes these records in when it meets them
+        self.feed.forget()
         self._services.settled(submission_id)
 
 

@@ -27,17 +27,19 @@ from ...storage.commands import (
     Unit,
 )
 from ...storage.contract import LogPage
-from ...storage.errors import StaleTail
+from ...storage.errors import LanewayError, StaleTail
 from ...storage.failpoints import Failpoints, Point
 from ...storage.ids import new_id
-from ...storage.ledger import Receipt
+from ...storage.ledger import Abort, Receipt
 from ...storage.projection import ConversationView
 from ...storage.records import AnyRecord, decode_records, encode_records
+from ...storage.values import Limits
 
 Published = Callable[[int, tuple[AnyRecord, ...]], None]
 """Told of committed records: the first one's sequence, and the records."""
 
 _POINT_AFTER: dict[str, Point] = {
+    "admit": Point.AFTER_ADMISSION,
     "claim": Point.AFTER_CLAIM,
     "input_recorded": Point.AFTER_INPUT_APPENDED,
     "run_started": Point.AFTER_RUN_STARTED,
@@ -78,6 +80,7 @@ class Outbox:
         producer_id: str,
         published: Published,
         stepwise: bool,
+        limits: Limits,
         failpoints: Failpoints,
     ) -> None:
         self._conversation_id = conversation_id
@@ -89,12 +92,15 @@ class Outbox:
         self._producer_id = producer_id
         self._published = published
         self._stepwise = stepwise
+        self._limits = limits
         self._failpoints = failpoints
+        self._failure: LanewayError | None = None
         self._tail = view.tail_sequence
         self._steps: list[AnyCommand | AnyRecord] = []
         self._lock = asyncio.Lock()
         self.receipt: Receipt | None = None
         self.abort_answer: AbortAnswer | None = None
+        self.abort_seen: Abort | None = None
         self.next_claim: Grant | NotClaimed | None = None
 
     @property
@@ -115,13 +121,20 @@ class Outbox:
     async def flush(self) -> None:
         """Commit all that gathered, in order; return when it is durable.
 
-        Raises: Fenced when a newer attempt owns the lane, and whatever else the store refuses with.
+        Raises: Fenced when a newer attempt owns the lane, and whatever else the store refuses with; then for good,
+        since the view holds what the log does not.
         """
         async with self._lock:
+            if self._failure is not None:
+                raise self._failure
             while self._steps:
                 count = 1 if self._stepwise else len(self._steps)
                 steps, self._steps = self._steps[:count], self._steps[count:]
-                await self._commit(steps)
+                try:
+                    await self._commit(steps)
+                except LanewayError as error:
+                    self._failure = error
+                    raise
 
     async def _commit(self, steps: list[AnyCommand | AnyRecord]) -> None:
         before: list[AnyCommand] = []
@@ -134,23 +147,32 @@ class Outbox:
                 (after if _follows_records(step, records) else before).append(step)
             else:
                 records.append(step)
-        append: tuple[AnyCommand, ...] = ()
-        batch = tuple(records)
-        if batch:
-            append = (
-                Append(
-                    submission_id=self._submission_id,
-                    batch_id=new_id("bat"),
-                    producer_id=self._producer_id,
-                    body=encode_records(batch).decode(),
-                ),
+        batches = self._batches(tuple(records))
+        appends = [
+            Append(
+                submission_id=self._submission_id,
+                batch_id=new_id("bat"),
+                producer_id=self._producer_id,
+                body=body,
             )
-        accepted = await self._send((*before, *append, *after))
+            for _, body in batches
+        ]
+        accepted = await self._send((*before, *appends, *after))
+        published = iter(batch for batch, _ in batches)
         for result in accepted.results:
-            self._take(result, batch)
+            self._take(result, next(published) if isinstance(result, Appended) else ())
         for name in names:
             if name in _POINT_AFTER:
                 self._failpoints.hit(_POINT_AFTER[name])
+
+    def _batches(self, records: tuple[AnyRecord, ...]) -> list[tuple[tuple[AnyRecord, ...], str]]:
+        """One batch where the limits allow it; else one a record, still in the same unit."""
+        if not records:
+            return []
+        body = encode_records(records).decode()
+        if len(records) <= self._limits.batch_records_max and len(body.encode()) <= self._limits.record_bytes_max:
+            return [(records, body)]
+        return [((record,), encode_records((record,)).decode()) for record in records]
 
     def _take(self, result: Result, batch: tuple[AnyRecord, ...]) -> None:
         match result:
@@ -160,6 +182,7 @@ class Outbox:
                 self.next_claim = result
             case Appended():
                 self._tail = result.last_sequence
+                self.abort_seen = self.abort_seen or result.abort
                 self._published(result.first_sequence, batch)
             case Admitted():
                 self.receipt = result.receipt

@@ -30,6 +30,10 @@ class LaneStore(Protocol):
 
     async def snapshot(self, submission_id: str) -> Snapshot: ...
 
+    async def aborts_owed(self, conversation_id: str) -> list[str]:
+        """Submissions whose abort was asked for and that nobody runs, so that nobody else will settle them."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaneServices:

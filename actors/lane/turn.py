@@ -144,6 +144,8 @@ def _abort(row: Row, view: ConversationView) -> Action:
 
 
 def _calls(row: Row, open_calls: list[CallView]) -> Action:
+    if any(call.resolved is not None and call.resolved.resolution == "abort" for call in open_calls):
+        return Complete("aborted")
     resolved = tuple(call for call in open_calls if call.unknown is not None and call.resolved is None)
     if resolved and all(
         call.call.id in row.unknown_calls and row.unknown_calls[call.call.id].resolution for call in resolved
