@@ -30,6 +30,7 @@ from .store_client import StoreClient, StoreLink
 
 _log = logging.getLogger("laneway.host")
 _T = TypeVar("_T")
+_SETTLED_KEPT = 4096  # outcomes that are told without a read; older ones are in the store
 _RECHECK_S = 2.0  # how long a waiter trusts that this host would be told of a settlement
 
 
@@ -69,6 +70,8 @@ class LaneHost:
         self._lanes: OrderedDict[str, Lane] = OrderedDict()
         self._waiting: OrderedDict[str, None] = OrderedDict()
         self._waiters: dict[str, set[asyncio.Future[Settlement | None]]] = {}
+        self._owed = set[str]()
+        self._told: OrderedDict[str, Settlement] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._closed = threading.Event()
         self._at_work: set[asyncio.Task[Any]] = set()
@@ -117,7 +120,10 @@ class LaneHost:
         if self._registry.get(admission.agent) is None:
             known = ", ".join(self._registry.names()) or "none"
             raise InvalidInput(f"no agent is named {admission.agent!r}; this runtime knows {known}", field="agent")
-        return await self._to_its_end(self._lane_or_visitor(conversation_id).submit(admission))
+        receipt = await self._to_its_end(self._lane_or_visitor(conversation_id).submit(admission))
+        if not receipt.replayed and receipt.submission_id not in self._told:
+            self._owed.add(receipt.submission_id)
+        return receipt
 
     async def activate(self, conversation_ids: list[str]) -> None:
         """Look for work in these conversations; harmless where there is none."""
@@ -128,12 +134,14 @@ class LaneHost:
         """Wait for the outcome, `timeout_s` at most; None when it is still open then. Raises: NotFound."""
         deadline = self._monotonic() + timeout_s
         future: asyncio.Future[Settlement | None]
+        sure = submission_id not in self._owed  # what was admitted here is told here; the store is asked if it is not
         while True:
             future = asyncio.get_running_loop().create_future()
             self._waiters.setdefault(submission_id, set()).add(future)
             try:
                 async with asyncio.timeout(_RECHECK_S):  # the store may be away, and waits are bounded all the same
-                    settled = await self._recorded_settlement(conversation_id, submission_id)
+                    settled = await self._recorded_settlement(conversation_id, submission_id, sure=sure)
+                sure = True
                 remaining = deadline - self._monotonic()
                 if settled is not None or remaining <= 0:
                     return settled
@@ -218,16 +226,16 @@ class LaneHost:
     def _make_room(self) -> bool:
         if len(self._lanes) < self._settings.lanes_per_actor:
             return True
-        resting = [
-            (lane.feed.watched > 0, index, name)
-            for index, (name, lane) in enumerate(self._lanes.items())
-            if lane.at_rest
-        ]
-        idle = min(resting, default=(False, 0, None))[2]  # a watcher alone holds no place: it looks again
-        if idle is None:
-            return False
-        self._passivate(idle)
-        return True
+        watched: str | None = None  # a watcher alone holds no place: it looks again
+        for name, lane in self._lanes.items():
+            if lane.idle:
+                self._passivate(name)
+                return True
+            if watched is None and lane.at_rest:
+                watched = name
+        if watched is not None:
+            self._passivate(watched)
+        return watched is not None
 
     def _passivate(self, conversation_id: str) -> None:
         lane = self._lanes.pop(conversation_id)
@@ -258,21 +266,25 @@ class LaneHost:
         for record in records:
             if isinstance(record, SubmissionSettled):
                 self._counts[f"settled:{record.outcome}"] += 1
+                settled = self._told[record.submission_id] = settlement_of(record)
+                if len(self._told) > _SETTLED_KEPT:
+                    self._told.popitem(last=False)
+                self._owed.discard(record.submission_id)
                 for future in self._waiters.get(record.submission_id, ()):
                     if not future.done():
-                        future.set_result(settlement_of(record))
+                        future.set_result(settled)
 
     def _settled(self, submission_id: str) -> None:
+        self._owed.discard(submission_id)
         for future in self._waiters.get(submission_id, ()):
             if not future.done():
                 future.set_result(None)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def _recorded_settlement(self, conversation_id: str, submission_id: str) -> Settlement | None:
-        lane = self._lanes.get(conversation_id)
-        seen = lane.settlement(submission_id) if lane else None
-        if seen is not None:
+    async def _recorded_settlement(self, conversation_id: str, submission_id: str, *, sure: bool) -> Settlement | None:
+        seen = self._told.get(submission_id)
+        if seen is not None or not sure:
             return seen
         row: Row | None = await self.store.read("lookup", submission_id)
         if row is None:

@@ -39,7 +39,6 @@ from .outbox import Outbox
 from .services import LaneServices
 
 _log = logging.getLogger("laneway.lane")
-_SETTLED_KEPT = 64  # outcomes that a waiter finds without a read; older ones are in the store
 _FAULT_WAIT_S = 1.0  # an unexpected error is tried again after this, not in a hot loop
 
 
@@ -89,7 +88,6 @@ class Lane:
         self._attempt: Attempt | None = None
         self._last_attempt_id: str | None = None
         self._last_queue_sequence = 0
-        self._settled: dict[str, Settlement] = {}
         self._admitting = asyncio.Lock()
         self._woken = False
         self._abandoned_aborts = False
@@ -121,7 +119,12 @@ class Lane:
 
     async def _admit(self, admission: Admission) -> Receipt:
         if self._may_run and self._task is None and not self._services.settings.stepwise and not self._closing:
-            receipt = await self._submit_and_claim(admission)
+            if self._view is None:
+                # Most lanes that start are new conversations: the store says so, or refuses the unit by its tail.
+                receipt = await self._submit_and_claim(admission, ConversationView())
+                if receipt is not None:
+                    return receipt
+            receipt = await self._submit_and_claim(admission, await self._loaded())
             if receipt is not None:
                 return receipt
         commands = admission_commands(admission)
@@ -181,10 +184,6 @@ class Lane:
         self.wake()
         return answer
 
-    def settlement(self, submission_id: str) -> Settlement | None:
-        """The outcome if this lane has committed it lately. The view alone would tell before the commit."""
-        return self._settled.get(submission_id)
-
     async def close(self) -> None:
         """Stop at once and leave the rest to whoever claims next; what is committed stays."""
         self._closing = True
@@ -195,9 +194,8 @@ class Lane:
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
-    async def _submit_and_claim(self, admission: Admission) -> Receipt | None:
-        """Admit, claim and apply the input in one unit; None when the lane has other work first."""
-        view = await self._loaded()
+    async def _submit_and_claim(self, admission: Admission, view: ConversationView) -> Receipt | None:
+        """Admit, claim and apply the input in one unit; None when the lane has other work first, or another tail."""
         if self._task is not None or self._services.registry.get(admission.agent) is None:
             return None
         claim = self._claim_command(admission.submission_id)
@@ -216,6 +214,7 @@ class Lane:
             self._view = None
             raise
         assert outbox.receipt is not None
+        self._view = view
         self._last_queue_sequence = sequence
         self._last_attempt_id = attempt.attempt_id
         self._start(attempt)
@@ -357,11 +356,6 @@ class Lane:
         return self._view
 
     def _published(self, first_sequence: int, records: tuple[AnyRecord, ...]) -> None:
-        for record in records:
-            if isinstance(record, SubmissionSettled):
-                self._settled[record.submission_id] = settlement_of(record)
-                if len(self._settled) > _SETTLED_KEPT:
-                    self._settled.pop(next(iter(self._settled)))
         self.feed.committed(first_sequence, records)
         self._services.recorded(self.conversation_id, records)
 

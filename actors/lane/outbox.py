@@ -199,7 +199,8 @@ class Outbox:
                     Unit(conversation_id=self._conversation_id, commands=commands, fence=fence)
                 )
             except StaleTail as stale:
-                if stale.details["tail_sequence"] <= self._tail:
+                claims = self._epoch is None  # what was prepared for a claim was prepared for that very tail
+                if claims or stale.details["tail_sequence"] <= self._tail:
                     raise
                 await self._catch_up()
 

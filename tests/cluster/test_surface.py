@@ -117,8 +117,8 @@ def test_abort_of_active_and_of_queued_work(runtime: laneway.Runtime, name: str,
     queued.abort(reason="not needed", author="alice")
     assert queued.result(timeout=30).outcome == "aborted"
     assert not [r for r in conversation.log() if r["type"] == "input_recorded" and r["content"] == "never runs"]
-    first = active.abort(reason="too slow", author="alice")
-    again = active.abort(reason="another", author="bob")
+    first = active.abort(reason="too slow", author="alice", abort_id="abt_1")
+    again = active.abort(reason="another", author="bob", abort_id="abt_1")
     assert first.abort == again.abort
     assert active.result(timeout=30).outcome == "aborted"
     assert last.result(timeout=30).text == "you said runs"
