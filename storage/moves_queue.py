@@ -89,6 +89,7 @@ def materialize(work: Work, command: Materialize) -> Moved:
     if not replayed:
         work.materialized = True
         work.materialized_agent = row.agent
+        row = work.put(row)  # a change of its own, so that it is stored when it comes alone
     return Moved(submission_id=row.submission_id, state=row.state, replayed=replayed)
 
 

@@ -1,0 +1,402 @@
+"""The crash matrix as data: one row a crash point, driven over memory and DuckDB, stepwise, each ending in the
+convergence check and the exact number of executions that the world outside has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lane_world import Process, Script, Supplier, World, agent_of, call, calls
+
+from laneway import Agent, Completed, Tool
+from laneway.storage.errors import AdmissionConflict
+from laneway.storage.failpoints import Point, SimulatedCrash
+from laneway.storage.ledger import Receipt, State
+from laneway.storage.records import RecoveryDecided, SubmissionSettled, encode_records, tag_of
+
+NOT_YET: dict[str, str] = {
+    "K12": "durable steps are not built yet",
+    "K13": "approvals are not built yet",
+    "K14": "joining is not built yet",
+    "K15": "joining is not built yet",
+    "K19": "joining is not built yet",
+    "K23": "a store process that dies needs Ray: tests/cluster",
+    "K24": "a supervisor process that dies needs Ray: tests/cluster",
+    "K25": "a whole cluster that dies needs Ray: tests/cluster",
+    "K26": "a node that dies needs Ray: tests/cluster",
+}
+"""Scenarios of the crash matrix that no test of this folder reaches, and why."""
+
+OPERATOR = "an operator says that it never started"
+RETRY = "the client repeats its submit"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Kill at the `at`-th hit of `point`; what recovery then decides, and what the world outside has seen in the end."""
+
+    scenario: str
+    point: Point
+    at: int = 1
+    effect: str = "idempotent"
+    reconciled: bool = False
+    decisions: tuple[str, ...] = ()
+    model: int = 2
+    tool: int = 1
+    outcome: str = "completed"
+    interrupted: int = 0
+    then: str = ""
+    how: str = "retire"
+    also: tuple[str, ...] = field(default=())
+
+
+MATRIX = [
+    Row("K1", Point.AFTER_ADMISSION),
+    Row("K1", Point.AFTER_ADMISSION, then=RETRY),
+    Row("K1", Point.BEFORE_COMMIT, at=2),
+    Row("K2", Point.AFTER_COMMIT, at=3, then=RETRY),
+    Row("K3", Point.AFTER_CLAIM, decisions=("apply_input",)),
+    Row("K3", Point.AFTER_CLAIM, decisions=("apply_input",), how="expire"),
+    Row("K4", Point.AFTER_INPUT_APPENDED, decisions=("repair_input_marker",)),
+    Row("K5", Point.AFTER_RUN_STARTED, decisions=("repair_input_marker",)),
+    Row("K6", Point.DURING_MODEL, decisions=("resume_turn",), model=3, interrupted=1),
+    Row("K6", Point.DURING_MODEL, at=4, decisions=("resume_turn",), model=3, interrupted=1, then=RETRY),
+    Row("K7", Point.AFTER_MODEL_RESPONDED, decisions=("resume_batch",)),
+    Row("K7", Point.AFTER_MODEL_RESPONDED, effect="uncertain", decisions=("resume_batch",)),
+    Row(
+        "K8",
+        Point.AFTER_PREPARED,
+        effect="uncertain",
+        decisions=("reconcile",),
+        outcome="unknown",
+        model=1,
+        tool=0,
+        then=OPERATOR,
+    ),
+    Row("K8", Point.AFTER_PREPARED, effect="idempotent", decisions=("resume_batch",)),
+    Row("K9", Point.DURING_TOOL, effect="uncertain", reconciled=True, decisions=("reconcile",)),
+    Row("K9", Point.AFTER_TOOL, effect="uncertain", reconciled=True, decisions=("reconcile",)),
+    Row("K10", Point.AFTER_TOOL, decisions=("resume_batch",), tool=2),
+    Row("K10", Point.DURING_TOOL, decisions=("resume_batch",), tool=2),
+    Row("K10", Point.AFTER_TOOL, effect="readonly", decisions=("resume_batch",), tool=2, how="expire"),
+    Row("K11", Point.AFTER_TOOL, effect="uncertain", decisions=("reconcile",), outcome="unknown", model=1),
+    Row("K11", Point.DURING_TOOL, effect="uncertain", decisions=("reconcile",), outcome="unknown", model=1),
+    Row("K11", Point.AFTER_TOOL_SETTLED, effect="uncertain", decisions=("resume_turn",), interrupted=1),
+    Row("K16", Point.AFTER_MODEL_RESPONDED, at=2, decisions=("resume_turn",)),
+    Row("K16", Point.AFTER_RUN_COMPLETED, decisions=("finish",)),
+    Row("K17", Point.AFTER_RESERVATION, decisions=("append_reservation",)),
+    Row("K18", Point.AFTER_SETTLEMENT_APPENDED, decisions=("finalize",)),
+    Row("K18", Point.AFTER_FINALIZE),
+]
+
+
+def charging(world: World, row: Row) -> Agent:
+    """A model that asks for one charge and then says that it is done; both keep count with the supplier."""
+    supplier: Supplier = world.supplier
+
+    async def charge(ctx: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        supplier.book("charge", ctx.call_id)
+        world.failpoints.hit(Point.DURING_TOOL)
+        return {"charged": ctx.call_id}
+
+    async def find(ctx: Any, arguments: dict[str, Any]) -> Completed | None:
+        booked = supplier.keys("charge")[ctx.call_id]
+        return Completed({"charged": ctx.call_id}, "found at the supplier") if booked else None
+
+    tool = Tool.raw("charge", charge, effect=row.effect, reconcile=find if row.reconciled else None)
+    return agent_of(Script(calls(call("charge", {"amount": 1})), "done", supplier=supplier), tool)
+
+
+@pytest.mark.requirement("DUR-001", "DUR-003", "DUR-006", "DUR-009", "DUR-011", "DUR-013", "DUR-015")
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
+@pytest.mark.parametrize("row", MATRIX, ids=[f"{row.scenario}-{row.point}-{row.at}-{row.effect}" for row in MATRIX])
+async def test_crash(row: Row, adapter: str, tmp_path: Path) -> None:
+    """Kill at the row's point; a second process recovers; K1 to K11 and K16 to K18."""
+    world = World(adapter, tmp_path)
+    first = await world.process(charging(world, row), stepwise=True)
+    world.failpoints.plan({row.point: row.at})
+    submitting = first.begin_submit("pay", key="k")
+    await first.crashed()
+    before = world.batches()
+    await world.kill(first, how=row.how)
+    submitting.close()
+
+    second = await world.process(charging(world, row), stepwise=True)
+    if row.then == RETRY or not world.store.list_rows("c"):
+        known = world.store.lookup_key("c", "alice", "k")
+        receipt = await second.submit("pay", key="k")
+        assert receipt.replayed == (known is not None)
+        assert known is None or known.submission_id == receipt.submission_id
+    else:
+        (found,) = world.store.list_rows("c")
+        receipt = receipt_of_row(found)
+    await second.recover()
+    await check_conflict(second)
+    if row.outcome == "unknown":
+        await second.at_rest()
+        found = world.row(receipt)
+        assert found.state is State.UNKNOWN
+        assert (world.supplier.count("charge"), world.supplier.count("model")) == (row.tool, row.model)
+        await second.recover()  # a sweep grants nothing, and asks no model
+        await second.at_rest()
+        assert (world.supplier.count("charge"), world.supplier.count("model")) == (row.tool, row.model)
+        world.converged(require_settled=False)
+        if row.then == OPERATOR:
+            held = world.batches()
+            await world.resolve(receipt, "never_started")
+            await second.recover()
+            assert (await second.settled(receipt)).outcome == "completed"
+            assert (world.supplier.count("charge"), world.supplier.count("model")) == (row.tool + 1, row.model + 1)
+            assert world.batches()[: len(held)] == held
+    else:
+        assert (await second.settled(receipt)).outcome == row.outcome
+        await second.at_rest()
+        assert (world.supplier.count("charge"), world.supplier.count("model")) == (row.tool, row.model)
+    check_history(world, row, before)
+    # A last submission shows that the lane is free, and keeps its place behind the first one (K4).
+    if row.outcome != "unknown" or row.then == OPERATOR:
+        assert (await second.run("again")).outcome == "completed"
+        await second.at_rest()  # stepwise, the outcome is told before the ledger follows
+        report = world.converged()
+        assert report.conversations == 1
+    await world.close()
+
+
+async def check_conflict(process: Process) -> None:
+    """K1: the same key with another payload is refused, before and after a crash."""
+    with pytest.raises(AdmissionConflict):
+        await process.submit("something else", key="k")
+
+
+def check_history(world: World, row: Row, before: list[Any]) -> None:
+    records, tags = world.records(), world.tags()
+    assert world.batches()[: len(before)] == before  # the old log is a prefix of the new one, byte for byte
+    assert tuple(world.decisions()) == row.decisions
+    assert tags.count("run_started") == 1  # K5: exactly one, and by the prefix above it is the first attempt's
+    assert tags.count("input_recorded") == 1
+    assert tags.count("model_interrupted") == row.interrupted
+    if row.outcome == "completed":
+        assert tags.count("tool_call_settled") == 1
+        assert "tool_call_unknown" not in tags
+        assert tags.count("submission_settled") == 1
+        (settled,) = [record for record in records if tag_of(record) == "tool_call_settled"]
+        booked = world.supplier.keys("charge")
+        assert booked[settled.result["charged"]] >= 1  # rule f: a value that the supplier really gave
+        assert settled.author == ("reconciler" if row.reconciled else "tool")
+    for record in records:
+        if isinstance(record, RecoveryDecided):
+            assert record.epoch > 1
+
+
+def receipt_of_row(row: Any) -> Receipt:
+    return Receipt(
+        submission_id=row.submission_id,
+        receipt_id=row.receipt_id,
+        conversation_id=row.conversation_id,
+        queue_sequence=row.queue_sequence,
+        replayed=True,
+    )
+
+
+@pytest.mark.requirement("DUR-011")
+async def test_the_appended_settlement_is_the_reserved_one_byte_for_byte(tmp_path: Path) -> None:
+    """K17."""
+    world = World("duckdb", tmp_path)
+    row = Row("K17", Point.AFTER_RESERVATION)
+    first = await world.process(charging(world, row), stepwise=True)
+    world.failpoints.plan({Point.AFTER_RESERVATION: 1})
+    submitting = first.begin_submit("pay", key="k")
+    await first.crashed()
+    await world.kill(first)
+    submitting.close()
+    (found,) = world.store.list_rows("c")
+    assert found.reservation is not None
+    reserved = found.reservation.body
+    second = await world.process(charging(world, row), stepwise=True)
+    await second.recover()
+    await second.settled(receipt_of_row(found))
+    (settled,) = [record for record in world.records() if isinstance(record, SubmissionSettled)]
+    assert encode_records((settled,)).decode() == reserved
+    await world.close()
+
+
+@pytest.mark.requirement("DUR-004")
+@pytest.mark.parametrize("point", [Point.AFTER_INPUT_APPENDED, Point.AFTER_TOOL_SETTLED, Point.AFTER_RESERVATION])
+async def test_what_was_queued_keeps_its_order(point: Point, tmp_path: Path) -> None:
+    """K4: two queued inputs keep FIFO over a crash of the one before them."""
+    world = World("memory", tmp_path)
+    row = Row("K4", point)
+    first = await world.process(charging(world, row), stepwise=True)
+    world.failpoints.plan({point: 1})
+    submits = [first.begin_submit(f"pay {number}", key=f"k{number}") for number in (1, 2, 3)]
+    await first.crashed()
+    await world.kill(first)
+    for submitting in submits:
+        submitting.close()
+    second = await world.process(charging(world, row), stepwise=True)
+    receipts = [await second.submit(f"pay {number}", key=f"k{number}") for number in (1, 2, 3)]
+    await second.recover()
+    for receipt in receipts:
+        assert (await second.settled(receipt)).outcome == "completed"
+    inputs = [record.content for record in world.records() if tag_of(record) == "input_recorded"]
+    assert inputs == [f"pay {number}" for number in (1, 2, 3)]
+    assert world.supplier.count("charge") == 3
+    await second.at_rest()
+    world.converged()
+    await world.close()
+
+
+async def test_deadlines_keep_their_origin(tmp_path: Path) -> None:
+    """K5: a run that is recovered has what is left of its time, not all of it."""
+    world = World("memory", tmp_path)
+    row = Row("K5", Point.AFTER_TOOL_SETTLED)
+
+    def agent() -> Agent:
+        import dataclasses
+
+        return dataclasses.replace(charging(world, row), run_timeout_s=60.0)
+
+    first = await world.process(agent(), stepwise=True)
+    world.failpoints.plan({row.point: 1})
+    submitting = first.begin_submit("pay", key="k")
+    await first.crashed()
+    await world.kill(first)
+    submitting.close()
+    world.clock.advance(61_000)
+    second = await world.process(agent(), stepwise=True)
+    await second.recover()
+    (found,) = world.store.list_rows("c")
+    settlement = await second.settled(receipt_of_row(found))
+    assert settlement.error is not None
+    assert (settlement.outcome, settlement.error["code"]) == ("failed", "run_timeout")
+    assert (world.supplier.count("model"), world.supplier.count("charge")) == (1, 1)
+    await second.at_rest()
+    world.converged()
+    await world.close()
+
+
+@pytest.mark.requirement("DUR-006")
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
+@pytest.mark.parametrize("stepwise", [False, True])
+async def test_a_stale_attempt_is_refused_and_ends_itself(adapter: str, stepwise: bool, tmp_path: Path) -> None:
+    """K22: it is held back while a new owner finishes, then released; nothing of it is in the log."""
+    from lane_world import Gate
+
+    world = World(adapter, tmp_path)
+    gate = Gate()
+
+    async def stale(ctx: Any, arguments: dict[str, Any]) -> str:
+        world.supplier.book("charge", ctx.call_id)
+        await gate.wait()
+        return "of the stale attempt"
+
+    async def fresh(ctx: Any, arguments: dict[str, Any]) -> str:
+        world.supplier.book("charge", ctx.call_id)
+        return "of the new owner"
+
+    def agent(function: Callable[..., Awaitable[Any]]) -> Agent:
+        tool = Tool.raw("charge", function, effect="idempotent", version="1")
+        return agent_of(Script(calls(call("charge")), "done", supplier=world.supplier), tool)
+
+    held = await world.process(agent(stale), stepwise=stepwise)
+    receipt = await held.submit("pay")
+    await gate.reached()
+    world.store.retire_owner(held.host.owner_id)  # or so somebody believed
+    owner = await world.process(agent(fresh), stepwise=stepwise)
+    await owner.recover()
+    assert (await owner.settled(receipt)).outcome == "completed"
+    finished = world.batches()
+    epoch = world.store.inspect_tail("c").epoch
+    gate.open()
+    await held.at_rest()
+    assert world.batches() == finished
+    assert world.store.inspect_tail("c").epoch == epoch
+    assert "of the stale attempt" not in "".join(batch.body for batch in finished)
+    assert held.host._lanes["c"].nothing_to_do == "empty"
+    assert (world.supplier.count("charge"), world.supplier.count("model")) == (2, 2)
+    assert (await held.run("again")).outcome == "completed"  # and it may claim anew
+    await held.at_rest()
+    world.converged()
+    await world.close()
+
+
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
+@pytest.mark.requirement("DUR-012")
+@pytest.mark.parametrize("after", [Point.BEFORE_COMMIT, Point.AFTER_COMMIT])
+async def test_a_crash_in_the_abort_of_queued_work(adapter: str, after: Point, tmp_path: Path) -> None:
+    """K20: the intent alone is durable, or nothing is; what was accepted settles aborted and leaves no input."""
+    from lane_world import Gate
+
+    world = World(adapter, tmp_path)
+    gate = Gate()
+
+    async def answer(request: Any) -> str:
+        if request.queue_sequence == 1 and request.attempt == 1:
+            await gate.wait()
+        return "done"
+
+    agent = agent_of(Script(answer, supplier=world.supplier))
+    first = await world.process(agent)
+    head, queued = await first.submit("one"), await first.submit("two")
+    await gate.reached()
+    world.failpoints.plan({after: 1})
+    aborting = first.begin(first.abort(queued))
+    await first.crashed()
+    await world.kill(first)
+    aborting.close()
+    asked = world.row(queued).abort is not None
+    assert asked == (after is Point.AFTER_COMMIT)
+    second = await world.process(agent)
+    await second.recover()
+    assert (await second.settled(head)).outcome == "completed"
+    assert (await second.settled(queued)).outcome == ("aborted" if asked else "completed")
+    assert world.tags().count("input_recorded") == (1 if asked else 2)
+    await second.at_rest()
+    world.converged()
+    await world.close()
+
+
+@pytest.mark.requirement("DUR-012")
+async def test_a_crash_in_the_abort_of_active_work(tmp_path: Path) -> None:
+    """K21: the intent is canonical and the process is gone; recovery settles aborted and asks no model."""
+    from lane_world import Gate
+
+    world = World("memory", tmp_path)
+    gate = Gate()
+
+    async def answer(request: Any) -> str:
+        await gate.wait()
+        raise AssertionError("unreachable")
+
+    agent = agent_of(Script(answer, supplier=world.supplier))
+    first = await world.process(agent)
+    receipt = await first.submit("one")
+    await gate.reached()
+    world.failpoints.plan({Point.AFTER_COMMIT: 1})
+    aborting = first.begin(first.abort(receipt))
+    await first.crashed()
+    await world.kill(first)
+    aborting.close()
+    second = await world.process(agent)
+    await second.recover()
+    assert (await second.settled(receipt)).outcome == "aborted"
+    tags = world.tags()
+    assert tags.index("abort_requested") < tags.index("submission_settled")
+    assert world.supplier.count("model") == 1
+    assert world.decisions() == ["settle_aborted"]
+    await second.at_rest()
+    world.converged()
+    await world.close()
+
+
+def test_every_scenario_of_the_matrix_is_here_or_pinned() -> None:
+    here = {row.scenario for row in MATRIX} | {"K20", "K21", "K22"}
+    assert here | set(NOT_YET) == {f"K{number}" for number in range(1, 27)}
+    assert not here & set(NOT_YET)
+
+
+def test_a_simulated_crash_is_no_exception_that_the_product_could_handle() -> None:
+    assert not issubclass(SimulatedCrash, Exception)

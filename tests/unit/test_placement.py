@@ -1,0 +1,52 @@
+"""Placement: an actor of its own while there is room, then the least loaded one."""
+
+from __future__ import annotations
+
+from laneway.actors.placement import Placement
+
+
+def test_each_conversation_gets_an_actor_of_its_own_while_there_is_room() -> None:
+    placement = Placement(max_actors=3)
+    for name in ("a1", "a2", "a3"):
+        assert placement.wants_new_actor()
+        placement.learn(name, [])
+        placement.place(f"c-{name}")
+    assert placement.loads() == {"a1": 1, "a2": 1, "a3": 1}
+    assert not placement.wants_new_actor()
+
+
+def test_an_unused_actor_is_taken_before_another_is_wanted() -> None:
+    placement = Placement(max_actors=3)
+    placement.learn("a1", ["x"])
+    placement.learn("a2", [])
+    assert not placement.wants_new_actor()
+    assert placement.place("y") == "a2"
+    assert placement.wants_new_actor()
+
+
+def test_then_the_least_loaded_actor_is_taken() -> None:
+    placement = Placement(max_actors=2)
+    placement.learn("a1", ["x", "y"])
+    placement.learn("a2", ["z"])
+    assert placement.place("w") == "a2"
+    assert placement.actor_of("w") == "a2"
+    assert placement.loads() == {"a1": 2, "a2": 2}
+
+
+def test_a_dead_actor_loses_its_conversations_and_its_load() -> None:
+    placement = Placement(max_actors=2)
+    placement.learn("a1", ["x", "y"])
+    placement.learn("a2", ["z"])
+    assert sorted(placement.remove("a1")) == ["x", "y"]
+    assert placement.actor_of("x") is None
+    assert placement.place("x") == "a2"
+    assert placement.loads() == {"a2": 2}
+    assert placement.remove("a1") == []
+
+
+def test_a_conversation_that_moved_is_counted_once() -> None:
+    placement = Placement(max_actors=2)
+    placement.learn("a1", ["x"])
+    placement.learn("a2", ["x"])
+    assert placement.loads() == {"a1": 0, "a2": 1}
+    assert placement.actor_of("x") == "a2"
