@@ -208,7 +208,7 @@ def test_derived_ids_are_pinned() -> None:
     assert derive_id("rec", "a", "b:c") != derive_id("rec", "a:b", "c")
     assert derive_id("rec", "1") != derive_id("rec", 1)
     assert input_record_id("sub_1") == record_id("input", "sub_1") == "rec_Jo_FBU36a3JUKtH4Rq2H"
-    assert settlement_record_id("sub_1") == "rec_d3bxi3fbwaycaerg5iazyfzk"
+    assert settlement_record_id("sub_1") == "rec_HsN0bKGwMCASJuoBnBcq"
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
