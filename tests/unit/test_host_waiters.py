@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from laneway import Agent, FunctionModel
 from laneway.actors.host import LaneHost
 from laneway.actors.lane.settings import LaneSettings
