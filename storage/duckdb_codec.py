@@ -118,13 +118,12 @@ def batch_values(batch: Batch) -> tuple[Any, ...]:
     return tuple(getattr(batch, name) for name in BATCH_COLUMNS)
 
 
-def batch_from(values: Sequence[Any]) -> Batch:
-    """A batch from BATCH_COLUMNS and the previous digest, None where the batch before it is missing.
+def batch_from(values: Sequence[Any], previous: str | None) -> Batch:
+    """A batch from BATCH_COLUMNS and the digest before it, None where there is no batch before it.
 
     Raises: StoreCorrupt, naming the conversation and the sequence.
     """
-    *stored, previous = values
-    fields = dict(zip(BATCH_COLUMNS, stored, strict=True))
+    fields = dict(zip(BATCH_COLUMNS, values, strict=True))
     if previous is None and fields["first_sequence"] == 1:
         previous = ""
     try:

@@ -16,8 +16,8 @@ from .values import digest_of
 
 STORE_VERSION = 1
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
-    "threads": 2,  # one commits, one answers a reader; more would take the lanes' cores
-    "checkpoint_threshold": "4MB",  # bounds the WAL; 16 MB made no commit faster
+    "threads": 1,  # a second one made no commit faster and would take a core from the lanes
+    "checkpoint_threshold": "4MB",  # bounds the WAL
     "enable_external_access": False,
     "autoload_known_extensions": False,
     "autoinstall_known_extensions": False,
@@ -59,7 +59,7 @@ def full(path: str, free_bytes: int | None = None) -> StoreFull:
 
 
 class DuckDBFile:
-    """An open store file. `connection` is kept for making cursors and runs nothing itself.
+    """An open store file. Its root connection makes cursors and runs nothing itself.
 
     Raises: StoreBusy when another process or another store of this process holds the file, InvalidInput (codes
     `not_a_store`, `schema_too_new`, `path_not_usable`) when it is none of ours, StoreFull, StoreUnavailable.

@@ -25,15 +25,19 @@ _LEDGER = f"SELECT {', '.join(LEDGER_COLUMNS)} FROM ledger"
 _CONTROL = f"SELECT {', '.join(CONTROL_COLUMNS)} FROM ledger WHERE state NOT IN ({TERMINAL_SQL})"
 _KEYS = "SELECT conversation_id, principal, idempotency_key, submission_id, queue_sequence, epoch FROM ledger"
 _ENDS = "SELECT conversation_id, max(last_sequence), arg_max(digest, last_sequence) FROM batch_log"
-_OF = {True: "conversation_id = $names[1]", False: "conversation_id IN (SELECT unnest($names))"}
-_BATCHES = """
-SELECT {columns}, before.digest
-FROM (SELECT * FROM batch_log WHERE {of} AND {which}) AS b
-LEFT JOIN (SELECT conversation_id, last_sequence, digest FROM batch_log WHERE {of}) AS before
-    ON before.conversation_id = b.conversation_id AND before.last_sequence = b.first_sequence - 1
-ORDER BY b.conversation_id, b.first_sequence
-"""
-_BATCH_COLUMNS = ", ".join(f"b.{name}" for name in BATCH_COLUMNS)
+_DIGEST = BATCH_COLUMNS.index("digest")
+_LISTED_MAX = 8  # so many values stand in the statement itself: a subquery costs more to plan than to run
+_BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)} FROM batch_log"
+_IN_ORDER = "ORDER BY conversation_id, first_sequence"
+_DIGESTS = "SELECT conversation_id, last_sequence, digest FROM batch_log"
+
+
+def _among(column: str, values: Sequence[str | int], prefix: str) -> tuple[str, dict[str, Any]]:
+    """The condition that `column` is one of `values`, and its parameters."""
+    if len(values) > _LISTED_MAX:
+        return f"{column} IN (SELECT unnest(${prefix}))", {prefix: list(values)}
+    names = {f"{prefix}{index}": value for index, value in enumerate(values)}
+    return f"{column} IN ({', '.join(f'${name}' for name in names)})", names
 
 
 class Cursor(Protocol):
@@ -56,31 +60,48 @@ def find_row(cursor: Cursor, submission_id: str) -> Row | None:
 
 def submission_batches(cursor: Cursor, conversation_id: str, submission_ids: Sequence[str]) -> list[Batch]:
     """The batches of some submissions of one conversation, in order."""
-    return _batches(cursor, [conversation_id], "submission_id IN (SELECT unnest($ids))", {"ids": list(submission_ids)})
+    values = _submission_values(cursor, [conversation_id], submission_ids)
+    digests = _digests_before(cursor, values)
+    return [batch_from(row, digests.get((row[0], row[1] - 1))) for row in values]
 
 
 def log_after(cursor: Cursor, conversation_id: str, after: int, count: int) -> list[Batch]:
     """The first `count` batches that end behind sequence `after`."""
-    page = "last_sequence > $after ORDER BY first_sequence LIMIT $count"
-    return _batches(cursor, [conversation_id], page, {"after": after, "count": count})
+    sql = f"{_BATCHES} WHERE conversation_id = $id AND last_sequence > $after {_IN_ORDER} LIMIT $count"
+    values = cursor.execute(sql, {"id": conversation_id, "after": after, "count": count}).fetchall()
+    digests = _digests_before(cursor, values)
+    return [batch_from(row, digests.get((row[0], row[1] - 1))) for row in values]
 
 
-def _batches(cursor: Cursor, names: list[str], which: str, parameters: dict[str, Any]) -> list[Batch]:
-    sql = _BATCHES.format(columns=_BATCH_COLUMNS, of=_OF[len(names) == 1], which=which)
-    found = cursor.execute(sql, {"names": names, **parameters}).fetchall()
-    return [batch_from(values) for values in found]
+def _submission_values(cursor: Cursor, names: Sequence[str], ids: Sequence[str]) -> list[tuple[Any, ...]]:
+    of, parameters = _among("conversation_id", names, "name")
+    which, more = _among("submission_id", ids, "id")
+    return cursor.execute(f"{_BATCHES} WHERE {of} AND {which} {_IN_ORDER}", parameters | more).fetchall()
+
+
+def _digests_before(cursor: Cursor, values: Sequence[tuple[Any, ...]]) -> dict[tuple[str, int], str]:
+    """The digest at each (conversation, last sequence) that a batch of `values` follows.
+
+    Most stand in `values`; a join for all of them would cost more than the read itself.
+    """
+    digests = {(row[0], row[2]): row[_DIGEST] for row in values}
+    wanted = {(row[0], row[1] - 1) for row in values if row[1] > 1} - digests.keys()
+    if wanted:
+        of, parameters = _among("conversation_id", sorted({name for name, _ in wanted}), "name")
+        which, more = _among("last_sequence", sorted({end for _, end in wanted}), "end")
+        found = cursor.execute(f"{_DIGESTS} WHERE {of} AND {which}", parameters | more).fetchall()
+        digests |= {(name, end): digest for name, end, digest in found}
+    return digests
 
 
 def tail_of(cursor: Cursor, conversation_id: str) -> Tail:
-    end = cursor.execute(
-        "SELECT last_sequence, digest FROM batch_log WHERE conversation_id = $id ORDER BY last_sequence DESC LIMIT 1",
-        {"id": conversation_id},
-    ).fetchone()
-    top = cursor.execute(
-        "SELECT coalesce(max(epoch), 0) FROM ledger WHERE conversation_id = $id", {"id": conversation_id}
-    ).fetchone()
-    sequence, digest = end or (0, "")
-    return Tail(sequence=sequence, digest=digest, epoch=top[0] if top else 0)
+    sql = """
+        SELECT
+            (SELECT max({'sequence': last_sequence, 'digest': digest}) FROM batch_log WHERE conversation_id = $id),
+            (SELECT max(epoch) FROM ledger WHERE conversation_id = $id)
+    """
+    end, epoch = cursor.execute(sql, {"id": conversation_id}).fetchone() or (None, None)
+    return Tail(**end or {}, epoch=epoch or 0)
 
 
 def snapshot(cursor: Cursor, submission_id: str) -> Snapshot:
@@ -129,7 +150,7 @@ def load_checkpoint(cursor: Cursor, conversation_id: str) -> Checkpoint | None:
 
 def residents(cursor: Cursor, names: list[str]) -> dict[str, Resident | LanewayError]:
     """The headers of some conversations, in a few statements for all; one that is damaged spoils no other."""
-    of, parameters = _OF[len(names) == 1], {"names": names}
+    of, parameters = _among("conversation_id", names, "name")
     keys: dict[str, dict[tuple[str, str], str]] = {name: {} for name in names}
     last: dict[str, int] = dict.fromkeys(names, 0)
     epochs: dict[str, int] = dict.fromkeys(names, 0)
@@ -145,7 +166,7 @@ def residents(cursor: Cursor, names: list[str]) -> dict[str, Resident | LanewayE
     materialized = set[str]()
     damaged: dict[str, LanewayError] = {}
     if known:
-        of, parameters = _OF[len(known) == 1], {"names": known}
+        of, parameters = _among("conversation_id", known, "name")
         materialized = {
             name
             for (name,) in cursor.execute(
@@ -181,7 +202,7 @@ def _load_open(
     batches: dict[str, list[Batch]],
     damaged: dict[str, LanewayError],
 ) -> None:
-    of, parameters = _OF[len(names) == 1], {"names": names}
+    of, parameters = _among("conversation_id", names, "name")
     ids: list[str] = []
     sql = f"{_LEDGER} WHERE {of} AND state NOT IN ({TERMINAL_SQL}) ORDER BY conversation_id, queue_sequence"
     for values in cursor.execute(sql, parameters).fetchall():
@@ -193,9 +214,10 @@ def _load_open(
             damaged[name] = error
     if not ids:
         return
-    sql = _BATCHES.format(columns=_BATCH_COLUMNS, of=of, which="submission_id IN (SELECT unnest($ids))")
-    for values in cursor.execute(sql, {"names": names, "ids": ids}).fetchall():
+    found = _submission_values(cursor, names, ids)
+    digests = _digests_before(cursor, found)
+    for values in found:
         try:
-            batches[values[0]].append(batch_from(values))
+            batches[values[0]].append(batch_from(values, digests.get((values[0], values[1] - 1))))
         except StoreCorrupt as error:
             damaged[values[0]] = error

@@ -108,6 +108,17 @@ def test_admission_readiness_and_restart(make: Maker, lane: Conversation) -> Non
     assert lane.do(Materialize(submission_id="sub_1"), MarkReady(submission_id="sub_1"))[1].replayed
 
 
+@pytest.mark.requirement("DUR-001")
+def test_each_step_of_an_admission_is_durable_alone(make: Maker, lane: Conversation) -> None:
+    """K1: each command committed alone, the store opened again in between."""
+    steps = (admission("sub_1"), Materialize(submission_id="sub_1"), MarkReady(submission_id="sub_1"))
+    for step in steps:
+        lane.do(step)
+        lane = Conversation(make.reopen(lane.store))
+    assert lane.row("sub_1").state is State.READY
+    assert lane.store.list_conversations() == ["c"]
+
+
 def test_the_queue_has_a_bound(make: Maker) -> None:
     """Limits: a full queue refuses, retryable, and settled work makes room; other conversations are not hurt."""
     lane = Conversation(make(limits=Limits(queue_length_max=2)))
