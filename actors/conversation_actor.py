@@ -7,9 +7,6 @@ import os
 import sys
 from typing import Any
 
-import ray
-import ray.cloudpickle
-
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer
 from ..storage.ledger import Receipt
@@ -18,17 +15,16 @@ from .lane.feed import Cursor
 from .lane.lane import Admission, Settlement
 from .lane.settings import LaneSettings
 from .quiet import quiet_process
-from .ray_calls import RayLink, answering, kept_agents
+from .ray_calls import RayLink, actor_class, answering, from_pickle, kept_agents, node_id
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=100_000)
 class ConversationActor:
     """Hosts lanes for as long as its process lives; what it leaves open is recovered elsewhere."""
 
     def __init__(self, store: Any, namespace: str, import_paths: list[str], settings: LaneSettings) -> None:
         quiet_process()
         sys.path.extend(path for path in import_paths if path not in sys.path and os.path.isdir(path))
-        self._host = LaneHost(RayLink(store), Registry(ray.cloudpickle.loads(kept_agents(namespace))), settings)
+        self._host = LaneHost(RayLink(store), Registry(from_pickle(kept_agents(namespace))), settings)
         self._ended = asyncio.Event()
 
     async def start(self) -> tuple[str, int]:
@@ -41,7 +37,7 @@ class ConversationActor:
         return self._host.owner_id, os.getpid(), self._host.resident()
 
     async def node(self) -> str:
-        return ray.get_runtime_context().get_node_id()
+        return node_id()
 
     async def until_end(self) -> None:
         """Stays pending while the process lives: its failure is how a death is noticed."""
@@ -76,3 +72,7 @@ class ConversationActor:
         """Stop the lanes where they stand and give the lease back."""
         await self._host.close()
         self._ended.set()
+
+
+RemoteConversationActor: Any = actor_class(ConversationActor, max_restarts=0, max_concurrency=100_000)
+"""`ConversationActor` as Ray creates it; each waiting caller is one of its concurrent calls."""

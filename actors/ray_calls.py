@@ -9,8 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import ray
-import ray.exceptions
-from ray.experimental import internal_kv
+import ray.util
+from ray import cloudpickle as _cloudpickle
+from ray.exceptions import RayError
+from ray.experimental import internal_kv as _internal_kv
 
 from ..storage.commands import Answer, Rejected, Unit, decode_answers, encode_units
 from ..storage.errors import LanewayError, NotFound, StoreUnavailable
@@ -18,8 +20,37 @@ from ..storage.errors import LanewayError, NotFound, StoreUnavailable
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-RAY_FAILURES = (ray.exceptions.RayError, ConnectionError)
+cloudpickle: Any = _cloudpickle
+internal_kv: Any = _internal_kv
+
+RAY_FAILURES = (RayError, ConnectionError)
 """What a call raises when Ray could not carry it out, or cannot say whether it did."""
+
+
+def actor_class(cls: type, **options: Any) -> Any:
+    """`cls` as a Ray actor that takes no CPU from the tasks of a cluster's users, and whose calls Ray never repeats."""
+    remote: Any = ray.remote
+    return remote(num_cpus=0, max_task_retries=0, **options)(cls)
+
+
+def named_actors(namespace: str) -> list[str]:
+    """The names that are taken in a namespace."""
+    entries: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    return [entry["name"] for entry in entries if entry["namespace"] == namespace and entry["name"]]
+
+
+def node_id() -> str:
+    """The node that this process runs on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def to_pickle(value: Any) -> bytes:
+    """Pickled by value where it has to be: what is defined in a program's main module reaches other processes."""
+    return cloudpickle.dumps(value)
+
+
+def from_pickle(data: bytes) -> Any:
+    return cloudpickle.loads(data)
 
 
 class Failure(msgspec.Struct, frozen=True):

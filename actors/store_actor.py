@@ -13,10 +13,9 @@ from ..storage.contract import Store
 from ..storage.open_store import open_store
 from ..storage.values import Limits
 from .quiet import quiet_process
-from .ray_calls import answering_blocking
+from .ray_calls import actor_class, answering_blocking
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups={"write": 1, "read": 4})
 class StoreActor:
     """One writer thread and a few readers over one store; Ray starts it again on the same node when it dies.
 
@@ -60,3 +59,7 @@ class StoreActor:
             if self._opened is not None:
                 self._opened.close()
                 self._opened = None
+
+
+RemoteStoreActor: Any = actor_class(StoreActor, max_restarts=-1, concurrency_groups={"write": 1, "read": 4})
+"""`StoreActor` as Ray creates it."""

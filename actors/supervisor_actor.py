@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from ..storage.errors import StoreUnavailable
 from ..storage.ids import new_id
 from ..storage.readback import wall_clock_ms
-from .conversation_actor import ConversationActor
+from .conversation_actor import RemoteConversationActor
 from .lane.settings import LaneSettings
 from .quiet import quiet_process
-from .ray_calls import RAY_FAILURES, RayLink, answered, answering
+from .ray_calls import RAY_FAILURES, RayLink, actor_class, answered, answering, named_actors
 from .supervisor import Member, Supervisor
 
 MEMBER_PREFIX = "conversations-"
@@ -43,7 +44,7 @@ class RayCrew:
 
     async def start(self) -> Member:
         name = new_id(MEMBER_PREFIX.rstrip("-")).replace("_", "-")
-        handle = ConversationActor.options(
+        handle = RemoteConversationActor.options(
             name=name, namespace=self._plan.namespace, lifetime="detached", scheduling_strategy="SPREAD"
         ).remote(self._store, self._plan.namespace, self._plan.import_paths, self._plan.lane)
         try:
@@ -55,16 +56,16 @@ class RayCrew:
 
     async def found(self) -> list[tuple[Member, list[str]]]:
         members: list[tuple[Member, list[str]]] = []
-        for entry in ray.util.list_named_actors(all_namespaces=True):
-            if entry["namespace"] != self._plan.namespace or not entry["name"].startswith(MEMBER_PREFIX):
+        for name in named_actors(self._plan.namespace):
+            if not name.startswith(MEMBER_PREFIX):
                 continue
             try:
-                handle = ray.get_actor(entry["name"], namespace=self._plan.namespace)
+                handle = ray.get_actor(name, namespace=self._plan.namespace)
                 owner_id, pid, resident = await handle.identity.remote()
                 node = await handle.node.remote()
             except (*RAY_FAILURES, ValueError):
                 continue
-            member = Member(name=entry["name"], owner_id=owner_id, pid=pid, node=node, handle=handle)
+            member = Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
             members.append((member, resident))
         return members
 
@@ -73,7 +74,7 @@ class RayCrew:
             try:
                 await member.handle.until_end.remote()
                 return
-            except ray.exceptions.ActorUnavailableError:
+            except ActorUnavailableError:
                 await asyncio.sleep(0.2)
             except RAY_FAILURES:
                 return
@@ -91,7 +92,6 @@ class RayCrew:
             return {}
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=10_000)
 class SupervisorActor:
     """The directory of one runtime; it can die at any time and finds everything again."""
 
@@ -166,3 +166,7 @@ class SupervisorActor:
         if self._started is None:
             self._started = asyncio.get_running_loop().create_task(self._supervisor.start())
         await asyncio.shield(self._started)
+
+
+RemoteSupervisorActor: Any = actor_class(SupervisorActor, max_restarts=-1, max_concurrency=10_000)
+"""`SupervisorActor` as Ray creates it."""

@@ -127,7 +127,8 @@ def _user_part(part: dict[str, Any]) -> Any:
             return pai.BinaryContent.from_data_uri(url) if url.startswith("data:") else pai.ImageUrl(url=url)
         case {"type": "input_audio", "input_audio": {"data": str(data), "format": str(kind)}}:
             return pai.BinaryContent(data=base64.b64decode(data), media_type=f"audio/{kind}")
-    raise _unsupported(f"a content part of the type {part.get('type')!r}")
+        case _:
+            raise _unsupported(f"a content part of the type {part.get('type')!r}")
 
 
 def _text(content: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -149,7 +149,7 @@ def _was_cut(stream: object, response: Any) -> bool:
 
 
 @contextmanager
-def _translated(name: str, started: list[bool]) -> Iterator[None]:
+def _translated(name: str, started: list[bool]) -> Generator[None]:
     try:
         yield
     except ModelError:

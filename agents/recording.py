@@ -264,4 +264,5 @@ def _check(value: object, field: str, bytes_max: int) -> None:
 
 
 def _kind(value: object) -> str:
-    return {list: "an array", str: "text", type(None): "null", bool: "a boolean"}.get(type(value), "a number")
+    kinds: dict[type, str] = {list: "an array", str: "text", type(None): "null", bool: "a boolean"}
+    return kinds.get(type(value), "a number")

@@ -6,7 +6,7 @@ import contextlib
 import enum
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -83,14 +83,12 @@ def export(
     """
     if (conversation is None) != every:
         raise InvalidInput("name one conversation, or pass --all", field="conversation")
-    if conversation is not None:
-        names = [conversation]
+    names: list[str] = []
     failed = 0
     with reading(namespace, address, store) as runtime:
         if conversation is not None:
             require_conversation(runtime, conversation)
-        else:
-            names = runtime.conversations()
+        names = runtime.conversations() if conversation is None else [conversation]
         with _writing(output) as file, progress("exporting", len(names), shown=output is not None) as advance:
             for name in names:
                 try:
@@ -178,7 +176,7 @@ def _exported(runtime: Runtime, name: str, form: ExportFormat) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def _writing(output: Path | None) -> Iterator[IO[str]]:
+def _writing(output: Path | None) -> Generator[IO[str]]:
     """Standard output, or a file that appears when it is complete. Raises: InvalidInput when it cannot be written."""
     if output is None:
         yield sys.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,24 +63,25 @@ def namespace_of(namespace: str | None) -> str:
 
 
 @contextmanager
-def running(namespace: str | None, address: str | None) -> Iterator[Runtime]:
+def running(namespace: str | None, address: str | None) -> Generator[Runtime]:
     """A runtime that is up, at `address`, or where `laneway up` had left it.
 
     Raises: RuntimeUnreachable that says what to do.
     """
-    from . import runtime_file
+    from . import ray_head, runtime_file
     from .launch import connect
 
     name = namespace_of(namespace)
     remembered = runtime_file.load(name) if address is None else None
     chosen = address or (remembered.address if remembered else ADDRESS_DEFAULT)
     try:
-        runtime = connect(chosen, namespace=name)
+        runtime = connect(ray_head.resolved(chosen), namespace=name)
     except RuntimeUnreachable as error:
         raise RuntimeUnreachable(
             f"{error.message}. Start one with `laneway up --agents module:name`"
             + (f", or read its store with --store {remembered.store}" if remembered else ""),
             code=error.code,
+            retryable=error.retryable,
             **{**error.details, "address": chosen, "namespace": name},
         ) from error
     with runtime:
@@ -88,7 +89,7 @@ def running(namespace: str | None, address: str | None) -> Iterator[Runtime]:
 
 
 @contextmanager
-def reading(namespace: str | None, address: str | None, store: Path | None) -> Iterator[Runtime]:
+def reading(namespace: str | None, address: str | None, store: Path | None) -> Generator[Runtime]:
     """What a reading command works on: the store at `store` while its runtime is down, else a runtime that is up."""
     if store is None:
         with running(namespace, address) as runtime:
@@ -103,7 +104,7 @@ def reading(namespace: str | None, address: str | None, store: Path | None) -> I
 @contextmanager
 def working(
     namespace: str | None, address: str | None, *, local: bool, agents: str | None, store: Path | None
-) -> Iterator[Runtime]:
+) -> Generator[Runtime]:
     """What a command that changes something works on: a runtime that is up, or one in this process."""
     if local:
         from .launch import local as start_local

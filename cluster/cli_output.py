@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -166,7 +166,7 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 @contextlib.contextmanager
-def progress(text: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+def progress(text: str, total: int | None, *, shown: bool = True) -> Generator[Callable[[int], None]]:
     """A progress bar on standard error, where that is a terminal; gives the function that moves it on."""
     if not shown or not sys.stderr.isatty():
         yield lambda count: None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,7 +150,7 @@ def _agent(recordings: list[Recording], instructions: str, delay_s: float, execu
 
 
 @contextlib.contextmanager
-def _embedded(agent: Agent, store: Path | None, *, local: bool, settings: dict[str, Any]) -> Iterator[Runtime]:
+def _embedded(agent: Agent, store: Path | None, *, local: bool, settings: dict[str, Any]) -> Generator[Runtime]:
     from . import launch
     from .settings import STORE_DEFAULT
 

@@ -11,7 +11,6 @@ import typer
 
 from ..storage.errors import InvalidInput, RuntimeUnreachable
 from .cli_options import (
-    ADDRESS_DEFAULT,
     Address,
     Json,
     Namespace,
@@ -79,7 +78,7 @@ def up(
     Example:
       laneway up --agents support_agent:agents --store support.duckdb
     """
-    from . import launch, runtime_file
+    from . import launch, ray_head, runtime_file
     from .settings import STORE_DEFAULT
 
     name = namespace_of(namespace)
@@ -89,6 +88,7 @@ def up(
     loaded = agents_of(agents)
     joined, head = _cluster(address, name)
     try:
+        joined = ray_head.resolved(joined)
         runtime = launch.start(
             loaded,
             store or STORE_DEFAULT,
@@ -288,13 +288,11 @@ def _cluster(address: str | None, namespace: str) -> tuple[str, Head | None]:
     """The cluster to join: the named one, one that stands, or one that is started now."""
     from . import ray_head, runtime_file
 
-    if address is not None and address != ADDRESS_DEFAULT:
+    if address is not None:
         return address, None
     standing = ray_head.standing_cluster()
     if standing is not None:
         return standing, None
-    if address is not None:
-        return address, None
     say("starting a Ray cluster on this machine")
     head = ray_head.start_head(runtime_file.home() / f"{namespace}-ray.log")
     return head.address, head

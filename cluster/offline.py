@@ -39,6 +39,9 @@ class OfflineBackend:
     async def read(self, method: str, *args: Any) -> Any:
         return getattr(self._store, method)(*args)
 
+    async def agent_names(self) -> tuple[str, ...]:
+        return ()
+
     async def describe(self) -> Description:
         info = msgspec.to_builtins(self._store.info())
         return Description(kind="offline", namespace="", agents=(), store=info, actors=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import random
 import sys
@@ -13,17 +14,25 @@ from typing import Any
 
 import msgspec
 import ray
-import ray.cloudpickle
-import ray.exceptions
+from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
 from ..actors.lane.lane import Admission, Settlement
-from ..actors.ray_calls import RAY_FAILURES, RayLink, answered, drop_agents, keep_agents
-from ..actors.store_actor import StoreActor
+from ..actors.ray_calls import (
+    RAY_FAILURES,
+    RayLink,
+    answered,
+    drop_agents,
+    keep_agents,
+    named_actors,
+    node_id,
+    to_pickle,
+)
+from ..actors.store_actor import RemoteStoreActor
 from ..actors.store_client import StoreClient
-from ..actors.supervisor_actor import RuntimePlan, SupervisorActor
+from ..actors.supervisor_actor import RemoteSupervisorActor, RuntimePlan
 from ..agents.agent import Agent
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer
@@ -95,7 +104,7 @@ class RayBackend:
             sweep_s=settings.sweep_s,
             store_path=str(store_path),
         )
-        return cls(settings.namespace, plan, ray.cloudpickle.dumps(list(agents)), plan.lane.limits)
+        return cls(settings.namespace, plan, to_pickle(list(agents)), plan.lane.limits)
 
     @classmethod
     def joining(cls, namespace: str) -> RayBackend:
@@ -122,13 +131,13 @@ class RayBackend:
         except (TimeoutError, *RAY_FAILURES):
             pass  # what does not end by itself is ended below, by name
         await self._close_store()
-        for name in _names_in(self._namespace):
+        for name in named_actors(self._namespace):
             try:
                 ray.kill(ray.get_actor(name, namespace=self._namespace))
             except ValueError:
                 continue  # gone meanwhile
         drop_agents(self._namespace)
-        await _until(lambda: not _names_in(self._namespace), _NAMES_FREE_S)
+        await _until(lambda: not named_actors(self._namespace), _NAMES_FREE_S)
 
     async def host_of(self, conversation_id: str) -> RayHost:
         host = self._hosts.get(conversation_id)
@@ -181,7 +190,7 @@ class RayBackend:
             try:
                 return answered(await getattr(self._supervisor, method).remote())
             except RAY_FAILURES as error:
-                gone = isinstance(error, ray.exceptions.ActorDiedError)
+                gone = isinstance(error, ActorDiedError)
                 if gone or time.monotonic() >= deadline:
                     message = f"the supervisor does not answer: {type(error).__name__}"
                     raise RuntimeUnreachable(message, namespace=self._namespace) from error
@@ -194,7 +203,7 @@ class RayBackend:
         here = NodeAffinitySchedulingStrategy(node_id=_home_node(), soft=False)
         options = {"namespace": self._namespace, "lifetime": "detached", "scheduling_strategy": here}
         try:
-            self._store = StoreActor.options(name=STORE_NAME, **options).remote(plan.store_path, plan.lane.limits)
+            self._store = RemoteStoreActor.options(name=STORE_NAME, **options).remote(plan.store_path, plan.lane.limits)
         except ValueError as error:
             raise LanewayError(
                 f"namespace {self._namespace} has a runtime already: connect to it, stop it, or name another namespace",
@@ -204,13 +213,13 @@ class RayBackend:
         try:
             answered(await self._store.call.remote("info"))
             keep_agents(self._namespace, self._agents)
-            self._supervisor = SupervisorActor.options(name=SUPERVISOR_NAME, **options).remote(plan, self._store)
+            self._supervisor = RemoteSupervisorActor.options(name=SUPERVISOR_NAME, **options).remote(plan, self._store)
             await self._supervisor.start.remote()
         except BaseException as error:
             for actor in (self._supervisor, self._store):
                 if actor is not None:
                     ray.kill(actor)
-            await _until(lambda: not _names_in(self._namespace), _NAMES_FREE_S)
+            await _until(lambda: not named_actors(self._namespace), _NAMES_FREE_S)
             if isinstance(error, RAY_FAILURES):
                 raise RuntimeUnreachable(f"the runtime did not come up: {error}") from error
             raise
@@ -233,19 +242,13 @@ class RayBackend:
 
 def _home_node() -> str:
     """The node that holds the store's file: this program's, or the cluster's head where it is only a client."""
-    if ray.util.client.ray.is_connected():
-        for node in ray.nodes():
+    client: Any = importlib.import_module("ray.util.client")
+    if client.ray.is_connected():
+        nodes: list[Any] = ray.nodes()
+        for node in nodes:
             if node["Alive"] and "node:__internal_head__" in node["Resources"]:
                 return str(node["NodeID"])
-    return ray.get_runtime_context().get_node_id()
-
-
-def _names_in(namespace: str) -> list[str]:
-    return [
-        entry["name"]
-        for entry in ray.util.list_named_actors(all_namespaces=True)
-        if entry["namespace"] == namespace and entry["name"]
-    ]
+    return node_id()
 
 
 async def _until(holds: Any, timeout_s: float) -> None:

@@ -22,6 +22,7 @@ _START_S = 60.0
 _STOP_S = 20.0
 _STARTED = "Ray runtime started"
 _LOG_BYTES_SHOWN = 500
+_AUTH_MODE = "RAY_AUTH_MODE"
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,18 +58,48 @@ def answers(address: str) -> bool:
         return False
 
 
+def resolved(address: str) -> str:
+    """The "host:port" or "ray://host:port" that `address` means, once somebody listens there; "auto" looks around.
+
+    Ray itself would wait for minutes where nobody does. For a cluster on this machine, the token of this user is used,
+    if there is one and nothing else was asked for. Raises: RuntimeUnreachable.
+    """
+    if address == "auto":
+        address = standing_cluster() or _only_cluster()
+    place = address.removeprefix("ray://")
+    if not answers(place):
+        raise RuntimeUnreachable(f"no Ray cluster answers at {address}", address=address)
+    if _AUTH_MODE not in os.environ and _is_here(place.rpartition(":")[0]) and _has_token():
+        os.environ[_AUTH_MODE] = "token"
+    return address
+
+
+def _only_cluster() -> str:
+    """The one Ray cluster that runs here, even if it belongs to another program and ends with it."""
+    from ray._private.services import find_gcs_addresses
+
+    found = sorted(address for address in find_gcs_addresses() if answers(address))
+    if len(found) != 1:
+        which = (
+            f"several Ray clusters run here: name one of {', '.join(found)}" if found else "no Ray cluster runs here"
+        )
+        raise RuntimeUnreachable(which, address="auto")
+    return found[0]
+
+
 def start_head(log: Path) -> Head:
-    """Start a cluster of one node on loopback, without a dashboard; what Ray says goes into `log`.
+    """Start a cluster of one node, without a dashboard and closed by this user's token; what Ray says goes into `log`.
 
     Raises: RuntimeUnreachable with the end of what Ray said.
     """
+    if _AUTH_MODE not in os.environ and not _has_token():
+        subprocess.run([*_ray_command(), "get-auth-token", "--generate"], capture_output=True, timeout=60, check=False)
     port = _free_port()
     command = [
         *_ray_command(),
         "start",
         "--head",
         "--block",
-        "--node-ip-address=127.0.0.1",
         f"--port={port}",
         "--include-dashboard=false",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
@@ -88,7 +119,9 @@ def start_head(log: Path) -> Head:
     while time.monotonic() < deadline and process.poll() is None:
         if _STARTED in _said(log) and answers(f"127.0.0.1:{port}"):
             process.returncode = 0  # it is left behind on purpose
-            return Head(address=f"127.0.0.1:{port}", pid=process.pid)
+            standing = standing_cluster() or ""
+            known = standing if standing.endswith(f":{port}") else f"127.0.0.1:{port}"
+            return Head(address=known, pid=process.pid)
         time.sleep(0.1)
     if process.poll() is None:
         stop_head(process.pid)
@@ -108,6 +141,21 @@ def stop_head(pid: int) -> bool:
                 return True
             time.sleep(0.05)
     return False
+
+
+def _is_here(host: str) -> bool:
+    """Whether `host` is this machine: only then can a socket be bound to it."""
+    try:
+        with socket.create_server((host, 0)):
+            return True
+    except OSError:
+        return False
+
+
+def _has_token() -> bool:
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return True
+    return (Path.home() / ".ray" / "auth_token").exists()
 
 
 def _is_head(pid: int) -> bool:

@@ -50,7 +50,9 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What a replay did. Counts of calls are those of the replayed conversations' logs."""
+    """What a replay did. Counts of calls are those of the replayed conversations' logs, tool executions those of this
+    replay alone; `reattached` were in the store when it began.
+    """
 
     conversations: int = 0
     submissions: int = 0
@@ -133,6 +135,7 @@ class Replay:
         summary = self._summary
         summary.conversations += 1
         inputs = recording.inputs()
+        known = len(await self.runtime.arun(self.runtime.client.rows(recording.id, None, len(inputs))))
         for number, said in enumerate(inputs, 1):
             try:
                 conversation = self.runtime.conversation(recording.id, AGENT_NAME)
@@ -140,7 +143,7 @@ class Replay:
                     said.content, idempotency_key=f"replay-{number}", message_keys=said.extra
                 )
                 summary.submissions += 1
-                summary.reattached += receipt.replayed
+                summary.reattached += receipt.queue_sequence <= known
                 settlement = await receipt.aresult()
             except LanewayError as error:
                 # What comes later in this conversation would stand in another place than in the recording.
