@@ -36,7 +36,7 @@ RETRY = "the client repeats its submit"
 
 @dataclass(frozen=True)
 class Row:
-    """Kill at the `at`-th hit of `point`; what recovery then decides, and what the world outside has seen in the end."""
+    """Kill at the `at`-th hit of `point`: what recovery then decides, and what the world outside has seen."""
 
     scenario: str
     point: Point

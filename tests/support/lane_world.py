@@ -91,6 +91,25 @@ class Crash(Failpoints):
         self.dead = False
 
 
+class Trouble:
+    """Loses the `at`-th commit: on its way, or its answer; or every call while `down`."""
+
+    def __init__(self, at: int = 0, how: str = "before") -> None:
+        self.at = at
+        self.how = how
+        self.down = False
+        self.commits = 0
+        self.lost = 0
+
+    def __call__(self, kind: str) -> str | None:
+        if kind == "commit":
+            self.commits += 1
+        if self.down or (kind == "commit" and self.commits == self.at):
+            self.lost += 1
+            return self.how
+        return None
+
+
 class ProcessLink:
     """A process's way to the store. Cut, no call of it arrives and no answer comes back; `trouble` is asked first.
 
@@ -288,8 +307,11 @@ class World:
 
     async def close(self) -> None:
         for process in self.processes:
-            await process.host.close()
-            process.link.close()
+            if process.link.cut:
+                await process.kill()
+            else:
+                await process.host.close()
+                process.link.close()
         self.store.close()
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -335,7 +357,7 @@ class World:
         return report
 
 
-# --- agents -----------------------------------------------------------------------------------------------------------
+# --- agents --------------------------------------------------------------------------------------------------------
 
 
 def call(name: str, arguments: Any = None, *, id: str = "call_1") -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""A crash at every hit of every failpoint that one piece of work passes; recovery always ends in the one right state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lane_world import Crash, Script, World, agent_of, call, calls
+
+from laneway import Agent, Tool
+from laneway.storage.failpoints import Failpoints, Point
+from laneway.storage.ledger import State
+from laneway.storage.projection import ConversationView
+
+NOT_REACHED: dict[Point, str] = {}
+"""Failpoints that no test of this folder reaches, and why."""
+
+WRITING = (Point.APPEND_BEGUN, Point.APPEND_BATCHES_WRITTEN, Point.APPEND_ROWS_WRITTEN)
+"""Inside of one write: only an adapter with a file has these."""
+
+
+def working(world: World, effect: Any) -> Agent:
+    supplier = world.supplier
+
+    def charged(name: str) -> Tool:
+        async def charge(ctx: Any, arguments: dict[str, Any]) -> str:
+            supplier.book("charge", ctx.call_id)
+            world.failpoints.hit(Point.DURING_TOOL)
+            return name
+
+        return Tool.raw(name, charge, effect=effect, version="1")
+
+    script = Script(calls(call("a"), call("b")), "done", supplier=supplier)
+    return agent_of(script, charged("a"), charged("b"))
+
+
+async def passed(folder: Path, adapter: str, *, stepwise: bool) -> dict[Point, int]:
+    """How often the work passes each point when nothing goes wrong."""
+    folder.mkdir()
+    world = World(adapter, folder)
+    process = await world.process(working(world, "idempotent"), stepwise=stepwise)
+    before = world.failpoints.hits.copy()
+    await process.run("pay", key="k")
+    await process.at_rest()
+    hits = world.failpoints.hits - before
+    await world.close()
+    return dict(hits)
+
+
+async def crash_and_recover(folder: Path, adapter: str, point: Point, at: int, effect: Any, *, stepwise: bool) -> None:
+    folder.mkdir()
+    world = World(adapter, folder)
+    first = await world.process(working(world, effect), stepwise=stepwise)
+    world.failpoints.plan({point: at})
+    begun = first.begin_submit("pay", key="k")
+    await first.crashed()
+    acknowledged = world.batches()
+    await world.kill(first)
+    begun.close()
+    before = world.batches()
+    if point in (*WRITING, Point.BEFORE_COMMIT):
+        assert before == acknowledged  # no prefix of the write is left
+    owed = executions_owed(world)
+
+    second = await world.process(working(world, effect), stepwise=stepwise)
+    receipt = await second.submit("pay", key="k")
+    await second.recover()
+    await second.at_rest()
+    where = f"{point} hit {at}, {effect}, stepwise={stepwise}"
+    if effect == "uncertain" and owed["in doubt"]:
+        assert world.row(receipt).state is State.UNKNOWN, where
+        assert world.supplier.count("charge") == owed["seen"], where
+        world.converged(require_settled=False)
+        await world.resolve(receipt, "completed_with_result", "a result that the operator read")
+        await second.recover()
+        expected = owed["seen"] + owed["undeclared or unprepared"]
+    else:
+        expected = owed["seen"] + owed["in doubt"] + owed["undeclared or unprepared"]
+    assert (await second.settled(receipt)).outcome == "completed", where
+    await second.at_rest()
+    assert world.supplier.count("charge") == expected, where
+    assert world.batches()[: len(before)] == before, where
+    assert world.tags().count("submission_settled") == world.tags().count("input_recorded") == 1, where
+    world.converged()
+    await world.close()
+
+
+def executions_owed(world: World) -> dict[str, int]:
+    """From what is durable at the crash: executions seen, calls in doubt, and calls that were never prepared."""
+    view = ConversationView()
+    view.extend(world.records())
+    calls_known = list(view.calls.values())
+    in_doubt = sum(1 for item in calls_known if item.open and item.prepared is not None)
+    fresh = sum(1 for item in calls_known if item.open and item.prepared is None)
+    return {
+        "seen": world.supplier.count("charge"),
+        "in doubt": in_doubt,
+        "undeclared or unprepared": fresh if calls_known else 2,
+    }
+
+
+@pytest.mark.requirement("DUR-003", "DUR-007", "DUR-009", "DUR-011", "DUR-015")
+@pytest.mark.parametrize("effect", ["idempotent", "uncertain"])
+@pytest.mark.parametrize("stepwise", [True, False])
+async def test_every_hit_of_every_point_in_memory(stepwise: bool, effect: str, tmp_path: Path) -> None:
+    """K1 to K11 and K16 to K18 at once, and whatever lies between them."""
+    hits = await passed(tmp_path / "whole", "memory", stepwise=stepwise)
+    for point, count in hits.items():
+        for at in range(1, count + 1):
+            folder = tmp_path / f"{point}-{at}"
+            await crash_and_recover(folder, "memory", point, at, effect, stepwise=stepwise)
+
+
+@pytest.mark.requirement("DUR-007")
+@pytest.mark.parametrize("point", [*WRITING, Point.BEFORE_COMMIT, Point.AFTER_COMMIT])
+async def test_a_crash_inside_a_write_leaves_no_prefix(point: Point, tmp_path: Path) -> None:
+    """Three failpoints inside of the append, and one on both sides of the commit, at each write of a fused run."""
+    hits = await passed(tmp_path / "whole", "duckdb", stepwise=False)
+    assert hits[point] == 5
+    for at in range(1, hits[point] + 1):
+        await crash_and_recover(tmp_path / f"{at}", "duckdb", point, at, "idempotent", stepwise=False)
+
+
+async def test_every_failpoint_is_reached_or_pinned(tmp_path: Path) -> None:
+    """A new one cannot vanish unseen."""
+    stepwise = await passed(tmp_path / "stepwise", "memory", stepwise=True)
+    fused = await passed(tmp_path / "fused", "duckdb", stepwise=False)
+    reached = set(stepwise) | set(fused)
+    assert reached.isdisjoint(NOT_REACHED)
+    assert reached | set(NOT_REACHED) == set(Point)
+
+
+def test_failpoints_stop_at_the_planned_hit_alone() -> None:
+    crash = Crash({Point.AFTER_CLAIM: 2})
+    crash.hit(Point.AFTER_CLAIM)
+    crash.hit(Point.AFTER_PREPARED)
+    with pytest.raises(BaseException, match="after_claim"):
+        crash.hit(Point.AFTER_CLAIM)
+    assert Failpoints().hits == {}

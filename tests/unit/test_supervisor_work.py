@@ -1,0 +1,230 @@
+"""The supervisor without Ray: directory, deaths, the sweep; two of them; processes that do not start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lane_world import Process, Script, Trouble, World, agent_of
+
+from laneway.actors.supervisor import Member, Supervisor
+from laneway.recovery.attention import conversations_in_need
+from laneway.storage.contract import ControlRow
+from laneway.storage.errors import StoreUnavailable
+from laneway.storage.ledger import CLAIMABLE, State
+
+AGENT = agent_of(Script("done"))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World("memory", tmp_path)
+    yield world
+    await world.close()
+
+
+class LocalCrew:
+    """Processes of a test's world; `die` ends one as a SIGKILL would."""
+
+    def __init__(self, world: World, *, failures: int = 0) -> None:
+        self.world = world
+        self.failures = failures
+        self.alive: dict[str, tuple[Member, Process, asyncio.Event]] = {}
+        self.activated: list[tuple[str, tuple[str, ...]]] = []
+
+    async def start(self) -> Member:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("no process", code="actor_not_started")
+        process = await self.world.process(AGENT)
+        name = f"p{len(self.world.processes)}"
+        member = Member(name=name, owner_id=process.host.owner_id, pid=1, node="n", handle=process.host)
+        self.alive[name] = member, process, asyncio.Event()
+        return member
+
+    async def found(self) -> list[tuple[Member, list[str]]]:
+        return [(member, process.host.resident()) for member, process, _ in self.alive.values()]
+
+    async def until_death(self, member: Member) -> None:
+        await self.alive[member.name][2].wait()
+
+    async def activate(self, member: Member, conversation_ids: list[str]) -> None:
+        self.activated.append((member.name, tuple(conversation_ids)))
+        await member.handle.activate(conversation_ids)
+
+    async def stats(self, member: Member) -> dict[str, Any]:
+        return member.handle.stats()
+
+    def die(self, name: str) -> None:
+        _, process, ended = self.alive[name]
+        process.link.cut = True
+        ended.set()
+
+
+def a_supervisor(world: World, crew: LocalCrew, trouble: Any = lambda kind: None, **more: Any) -> Supervisor:
+    from lane_world import ProcessLink
+
+    values = {"max_actors": 3, "spare_actors": 1, "strict": False, "sweep_s": 60.0, **more}
+    return Supervisor(crew, ProcessLink(world.store, trouble), now_ms=world.clock, **values)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_conversations_are_placed_and_stay_where_they_are(world: World) -> None:
+    crew = LocalCrew(world)
+    supervisor = a_supervisor(world, crew)
+    await supervisor.start()
+    first = await supervisor.locate("c1")
+    second = await supervisor.locate("c2")
+    assert first.name != second.name
+    assert (await supervisor.locate("c1")).name == first.name
+    for number in range(3, 9):
+        await supervisor.locate(f"c{number}")
+    assert sorted(supervisor.loads().values()) == [2, 3, 3]
+    assert supervisor.counts["started"] == 3
+    await supervisor.close()
+
+
+@pytest.mark.requirement("DUR-006")
+async def test_a_death_moves_open_work_to_a_live_process(world: World) -> None:
+    crew = LocalCrew(world)
+    supervisor = a_supervisor(world, crew)
+    await supervisor.start()
+    member = await supervisor.locate("c")
+    _, process, _ = crew.alive[member.name]
+    process.link.before_commit = None
+    world.failpoints.hits.clear()
+    receipt = await process.submit("go")
+    await process.settled(receipt)
+    # Work that the process owned when it died: admitted by another one, claimed by this one, never driven.
+    from store_builders import Conversation
+
+    held = Conversation(world.store, "c")
+    held.submit("sub_held", text='{"content":"hi"}')
+    held.claim(process.host.owner_id)
+    crew.die(member.name)
+    await until(lambda: world.row("sub_held").state is State.COMPLETED)
+    assert supervisor.counts["died"] == 1
+    assert member.owner_id not in world.store.owners()
+    assert (await supervisor.locate("c")).name != member.name
+    assert world.row("sub_held").epoch > 1
+    assert world.decisions() == ["apply_input"]
+    await supervisor.close()
+    world.converged()
+
+
+async def test_a_new_supervisor_declares_whoever_is_not_there_dead_and_finds_the_others(world: World) -> None:
+    crew = LocalCrew(world)
+    first = a_supervisor(world, crew)
+    await first.start()
+    member = await first.locate("c")
+    await crew.alive[member.name][1].run("go")
+    await first.close()
+    world.store.renew_lease("own_of_the_dead", 1_000_000)
+    second = a_supervisor(world, crew)
+    await second.start()
+    assert "own_of_the_dead" not in world.store.owners()
+    assert member.owner_id in world.store.owners()
+    assert (await second.locate("c")).name == member.name
+    await second.close()
+
+
+async def test_two_supervisors_are_safe(world: World) -> None:
+    """What they decide about ownership counts through the store's fence alone."""
+    crew = LocalCrew(world)
+    supervisors = [a_supervisor(world, crew, sweep_s=0.005) for _ in range(2)]
+    for supervisor in supervisors:
+        await supervisor.start()
+    from store_builders import Conversation
+
+    for number in range(10):
+        Conversation(world.store, f"c{number}").submit(f"sub_{number}", text='{"content":"hi"}')
+    await until(lambda: all(world.row(f"sub_{number}").settled for number in range(10)))
+    for supervisor in supervisors:
+        await supervisor.close()
+    assert world.converged().outcomes == {"completed": 10}
+
+
+async def test_an_outage_stops_no_sweep(world: World) -> None:
+    """F2: nothing is lost and nothing is deleted; the sweep goes on when the store is back."""
+    trouble = Trouble()
+    crew = LocalCrew(world)
+    supervisor = a_supervisor(world, crew, trouble, sweep_s=0.005)
+    await supervisor.start()
+    await supervisor.locate("c")
+    trouble.down = True
+    await until(lambda: trouble.lost > 2)
+    from store_builders import Conversation
+
+    for number in range(20):
+        Conversation(world.store, f"c{number}").submit(f"sub_{number}", text='{"content":"hi"}')
+    trouble.down = False
+    await until(lambda: all(world.row(f"sub_{number}").settled for number in range(20)))
+    assert {world.row(f"sub_{number}").attempts for number in range(20)} == {1}
+    await supervisor.close()
+    world.converged()
+
+
+async def test_a_process_that_does_not_start_is_tried_again(world: World) -> None:
+    crew = LocalCrew(world, failures=4)
+    supervisor = a_supervisor(world, crew)
+    await supervisor.start()
+    async with asyncio.timeout(10):
+        member = await supervisor.locate("c")
+    assert member.name in crew.alive
+    await supervisor.close()
+
+
+# --- what needs somebody ----------------------------------------------------------------------------------------------
+
+
+def control(state: State, sequence: int = 1, conversation: str = "c", **more: Any) -> ControlRow:
+    values: dict[str, Any] = {
+        "owner_id": None,
+        "owner_live": False,
+        "parked": False,
+        "abort_requested": False,
+        "attempts": 0,
+        "not_before_ms": 0,
+        "updated_at_ms": 0,
+        **more,
+    }
+    return ControlRow(
+        submission_id=f"s{sequence}", conversation_id=conversation, queue_sequence=sequence, state=state, **values
+    )
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.PROPOSED])
+def test_which_heads_need_somebody(state: State) -> None:
+    expected = ["c"] if state in {*CLAIMABLE, State.ADMITTED, State.JOINED} else []
+    assert conversations_in_need([control(state)], 10) == expected
+    assert conversations_in_need([control(state, owner_live=True)], 10) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([control(State.READY, not_before_ms=11)], []),
+        ([control(State.READY, not_before_ms=10)], ["c"]),
+        ([control(State.UNKNOWN), control(State.READY, 2)], []),
+        ([control(State.UNKNOWN, parked=True), control(State.READY, 2)], ["c"]),
+        ([control(State.RUNNING, owner_live=True), control(State.READY, 2)], []),
+        ([control(State.SUSPENDED), control(State.READY, 2)], []),
+        ([control(State.READY), control(State.READY, 2)], ["c"]),
+        ([control(State.READY), control(State.READY, 1, "d")], ["c", "d"]),
+        # an abort that was accepted settles wherever it stands
+        ([control(State.UNKNOWN, abort_requested=True)], ["c"]),
+        ([control(State.UNKNOWN), control(State.READY, 2, abort_requested=True)], ["c"]),
+        ([control(State.RUNNING, owner_live=True), control(State.READY, 2, abort_requested=True)], ["c"]),
+        ([control(State.RUNNING, owner_live=True, abort_requested=True)], []),
+    ],
+)
+def test_which_lanes_need_somebody(rows: list[ControlRow], expected: list[str]) -> None:
+    assert conversations_in_need(rows, 10) == expected
