@@ -106,7 +106,9 @@ class Supervisor:
                 return self._members[name]
             self._keep_spares()
             if self._members and not (patient and self._placement.wants_new_actor() and self._starting > 0):
-                return self._members[self._placement.place(conversation_id)]
+                member = self._members[self._placement.place(conversation_id)]
+                self._keep_spares()  # the process that was kept warm may be in use now
+                return member
             started = self.counts["started"]
             async with self._changed:
                 await self._changed.wait_for(lambda was=started: self.counts["started"] > was or self._starting == 0)
