@@ -1,4 +1,4 @@
-"""A crash at every hit of every failpoint that one piece of work passes; recovery always ends in the one right state."""
+"""A crash at every hit of every failpoint that some work passes; recovery always ends in the one right state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def working(world: World, effect: Any) -> Agent:
 
 async def passed(folder: Path, adapter: str, *, stepwise: bool) -> dict[Point, int]:
     """How often the work passes each point when nothing goes wrong."""
-    folder.mkdir()
     world = World(adapter, folder)
     process = await world.process(working(world, "idempotent"), stepwise=stepwise)
     before = world.failpoints.hits.copy()
@@ -49,7 +48,6 @@ async def passed(folder: Path, adapter: str, *, stepwise: bool) -> dict[Point, i
 
 
 async def crash_and_recover(folder: Path, adapter: str, point: Point, at: int, effect: Any, *, stepwise: bool) -> None:
-    folder.mkdir()
     world = World(adapter, folder)
     first = await world.process(working(world, effect), stepwise=stepwise)
     world.failpoints.plan({point: at})

@@ -1,4 +1,4 @@
-"""A process that a crash test kills: `lane_victim.py STORE SUPPLIER POINT AT STEPWISE`, or with POINT `none` to recover.
+"""A process that a crash test kills: `lane_victim.py STORE SUPPLIER POINT AT MODE`; with POINT `none` it recovers.
 
 It runs a local runtime on a DuckDB file, submits one charge under one key, and prints the outcome as JSON."""
 

@@ -253,6 +253,7 @@ class World:
     """A store, a clock and a supplier; processes come and go."""
 
     def __init__(self, adapter: str, folder: Path, *, failpoints: Crash | None = None) -> None:
+        folder.mkdir(exist_ok=True)
         self.adapter = adapter
         self.folder = folder
         self.clock = Clock()
@@ -411,6 +412,13 @@ class Script:
 
 def agent_of(script: Script, *tools: Tool, **more: Any) -> Agent:
     return Agent(**{"name": "support", "model": script.model(), "tools": tools, **more})
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for what nobody tells of: a condition that threads or foreign tasks make true."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110  (there is no event to wait on)
+            await asyncio.sleep(0.001)
 
 
 class Gate:

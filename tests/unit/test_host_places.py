@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lane_world import Gate, Script, World, agent_of, call, calls
+from lane_world import Gate, Script, World, agent_of, call, calls, until
 
 from laneway import InvalidInput, NotFound, Tool
 from laneway.actors.lane.feed import Cursor
@@ -90,8 +90,7 @@ async def test_a_watcher_holds_no_place(world: World) -> None:
     assert world.row(held).state is State.UNKNOWN
     after = len(world.records("held"))
     watching = asyncio.create_task(process.host.poll("held", Cursor(after=after), 10))
-    while not process.host._lanes["held"].feed.watched:
-        await asyncio.sleep(0)
+    await until(lambda: process.host._lanes["held"].feed.watched)
     assert (await process.run("go", conversation="other")).text == "done"
     await process.host.abort("held", held.submission_id, "abt_1", "bob", "")
     assert (await watching).records
@@ -118,9 +117,7 @@ async def test_a_lane_that_is_idle_long_enough_leaves_memory(world: World) -> No
     await process.at_rest()
     assert process.host.resident() == ["c"]
     now[0] = 1.0
-    async with asyncio.timeout(10):
-        while process.host.resident():
-            await asyncio.sleep(0.002)
+    await until(lambda: not process.host.resident())
     assert (await process.run("again")).outcome == "completed"
 
 

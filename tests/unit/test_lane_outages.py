@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Gate, Script, Trouble, World, agent_of, call, calls
+from lane_world import Gate, Script, Trouble, World, agent_of, call, calls, until
 
 from laneway import Tool
 from laneway.storage.ledger import State
@@ -70,9 +70,7 @@ async def test_an_outage_uses_no_retry_budget(world: World) -> None:
     await gate.reached()
     trouble.down = True
     gate.open()
-    async with asyncio.timeout(10):
-        while trouble.lost < 4:
-            await asyncio.sleep(0.005)
+    await until(lambda: trouble.lost >= 4)
     assert all(world.row(receipt).state is State.RUNNING for receipt in receipts)
     trouble.down = False
     for receipt in receipts:

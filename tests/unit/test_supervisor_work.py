@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Process, Script, Trouble, World, agent_of
+from lane_world import Process, Script, Trouble, World, agent_of, until
 
 from laneway.actors.supervisor import Member, Supervisor
 from laneway.recovery.attention import conversations_in_need
@@ -69,12 +69,6 @@ def a_supervisor(world: World, crew: LocalCrew, trouble: Any = lambda kind: None
 
     values = {"max_actors": 3, "spare_actors": 1, "strict": False, "sweep_s": 60.0, **more}
     return Supervisor(crew, ProcessLink(world.store, trouble), now_ms=world.clock, **values)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def test_conversations_are_placed_and_stay_where_they_are(world: World) -> None:
