@@ -169,6 +169,31 @@ async def test_a_look_for_work_during_an_admission_loses_nothing(world: World) -
     world.converged()
 
 
+@pytest.mark.requirement("DUR-005", "DUR-006")
+async def test_a_live_owner_is_never_preempted(world: World) -> None:
+    """However long its work takes: another process that looks for work there gets nothing, and says so."""
+    gates = {"c": Gate()}
+    owner, other = await world.process(gated(gates)), await world.process(gated(gates))
+    receipt = await owner.submit("go")
+    await gates["c"].reached()
+    world.clock.advance(3_600_000)
+    for process in (owner, other):
+        world.store.renew_lease(process.host.owner_id, 10_000)
+    await other.host.activate(["c"])
+    await other.at_rest()
+    assert other.host._lanes["c"].nothing_to_do == "owned"
+    assert world.store.inspect_tail("c").epoch == 1
+    behind = await other.submit("and then?")
+    await other.at_rest()
+    assert world.row(behind).state is State.READY
+    gates["c"].open()
+    assert (await owner.settled(receipt)).outcome == "completed"
+    assert (await owner.settled(behind)).outcome == "completed"
+    assert owner.host.stats()["model_calls"] == 2
+    assert "model_calls" not in other.host.stats()
+    world.converged()
+
+
 async def test_work_that_was_admitted_and_not_made_ready_goes_on_behind_other_work(world: World) -> None:
     """K1: the end of the work before it finds it, without any sweep."""
     gates = {"c": Gate()}

@@ -72,9 +72,14 @@ async def test_queued_work_settles_at_once_and_leaves_no_input(stored: World) ->
 async def test_an_abort_of_active_work_is_canonical_before_it_is_carried_out(stored: World) -> None:
     """K21: abort_requested precedes submission_settled, and no model response comes after it."""
     gate = Gate()
+    at_interruption: list[str] = []
 
     async def answer(request: Any) -> str:
-        await gate.wait()
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            at_interruption.extend(stored.tags())
+            raise
         return "too late"
 
     process = await stored.process(agent_of(Script(answer)))
@@ -83,6 +88,7 @@ async def test_an_abort_of_active_work_is_canonical_before_it_is_carried_out(sto
     await process.abort(receipt)
     settlement = await process.settled(receipt)
     assert (settlement.outcome, settlement.output) == ("aborted", None)
+    assert at_interruption[-1] == "abort_requested"
     tags = stored.tags()
     assert tags.index("abort_requested") < tags.index("run_completed") < tags.index("submission_settled")
     assert "model_responded" not in tags

@@ -170,6 +170,30 @@ async def test_calls_of_one_response_run_together_and_are_recorded_when_they_are
     stored.converged()
 
 
+@pytest.mark.requirement("DUR-008")
+@pytest.mark.parametrize("stepwise", [False, True])
+async def test_a_tool_runs_only_when_its_call_is_durable(stored: World, stepwise: bool) -> None:
+    """And the model is asked again only when every result is."""
+    seen: list[list[str]] = []
+
+    async def look(arguments: Any) -> str:
+        seen.append(stored.tags())
+        return "seen"
+
+    async def again(request: Any) -> str:
+        seen.append(stored.tags())
+        return "done"
+
+    script = Script(calls(call("note"), call("note")), again)
+    process = await stored.process(agent_of(script, noted(stored, result=look)), stepwise=stepwise)
+    await process.run("go")
+    first, second, model = seen
+    for tags in (first, second):
+        assert tags.count("model_responded") == 1
+        assert tags.count("tool_call_prepared") == 2
+    assert model.count("tool_call_settled") == 2
+
+
 async def test_results_stand_before_new_input(world: World) -> None:
     gate = Gate()
 
@@ -513,6 +537,7 @@ async def test_the_largest_response_settles(world: World, stepwise: bool) -> Non
     text = text[: len(text) - (80 << 10)]
     process = await world.process(agent_of(Script(text)), stepwise=stepwise)
     assert (await process.run("go")).text == text
+    await process.at_rest()
     world.converged()
 
 
@@ -545,6 +570,7 @@ async def turn_of(world: World, *, stepwise: bool) -> Process:
         )
         fixed = dataclasses.replace(admission, submission_id=f"sub_{number}", receipt_id=f"rcp_{number}")
         await process.settled(await process.host.submit("c", fixed))
+        await process.at_rest()
     return process
 
 
