@@ -145,7 +145,9 @@ def print_table(
         table.add_column(Text(printable(column)), overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell_text(cell), keep_lines=True)) for cell in row))
-    console.print(table)
+    with console.capture() as rendered:  # rich would end the process by itself when the reader has gone
+        console.print(table)
+    sys.stdout.write(rendered.get())
 
 
 def cell_text(value: Any) -> str:

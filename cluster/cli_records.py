@@ -30,7 +30,9 @@ def record_line(sequence: int, record: Mapping[str, Any], at: str | None = None)
     """One record: its place in the log, the time of day in UTC, its type, and what it says."""
     kind = str(record["type"])
     failed = kind == "submission_settled" and record["outcome"] != "completed"
-    name = typer.style(f"{kind:<{_NAME_WIDTH}}", fg="red" if failed else _COLOURS.get(kind), bold=failed or None)
+    name, colour = f"{kind:<{_NAME_WIDTH}}", "red" if failed else _COLOURS.get(kind)
+    if colour is not None:
+        name = typer.style(name, fg=colour, bold=failed)
     time = f"{at[11:23]}  " if at else ""
     return f"{sequence:>5}  {time}{name}  {shortened(_summary(kind, record), _TEXT_MAX)}".rstrip()
 

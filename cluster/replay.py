@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..agents.recording import Recording
+from ..agents.recording import RecordedInput, Recording
 from ..storage.errors import InvalidInput, LanewayError
 from ..storage.records import (
     AnyRecord,
@@ -132,35 +132,32 @@ class Replay:
             await self._replay_one(recording)
 
     async def _replay_one(self, recording: Recording) -> None:
-        summary = self._summary
-        summary.conversations += 1
+        self._summary.conversations += 1
         inputs = recording.inputs()
-        known = len(await self.runtime.arun(self.runtime.client.rows(recording.id, None, len(inputs))))
-        for number, said in enumerate(inputs, 1):
-            try:
-                conversation = self.runtime.conversation(recording.id, AGENT_NAME)
-                receipt = await conversation.asubmit(
-                    said.content, idempotency_key=f"replay-{number}", message_keys=said.extra
-                )
-                summary.submissions += 1
-                summary.reattached += receipt.queue_sequence <= known
-                settlement = await receipt.aresult()
-            except LanewayError as error:
-                # What comes later in this conversation would stand in another place than in the recording.
-                self._trouble(recording, number, error.message, error.code)
-                self.settled(len(inputs) - number + 1)
-                break
-            code = str(settlement.error["code"]) if settlement.error else None
-            outcome = f"{settlement.outcome} ({code})" if code else settlement.outcome
-            self._outcomes[outcome] += 1
-            if outcome not in ("completed", ENDED):
-                message = str(settlement.error["message"]) if settlement.error else f"it was {settlement.outcome}"
-                self._trouble(recording, number, message, code or settlement.outcome)
-            self.settled(1)
+        number = 0
         try:
+            known = await self.runtime.arun(self.runtime.client.rows(recording.id, None, len(inputs)))
+            for number, said in enumerate(inputs, 1):
+                await self._say(recording, number, said, known=number <= len(known))
+                self.settled(1)
             await self._count(recording.id)
         except LanewayError as error:
-            self._trouble(recording, len(inputs), f"its log cannot be read: {error.message}", error.code)
+            # What comes later in this conversation would stand in another place than in the recording.
+            self._trouble(recording, number, error.message, error.code)
+            self.settled(len(inputs) - number + 1 if number else len(inputs))
+
+    async def _say(self, recording: Recording, number: int, said: RecordedInput, *, known: bool) -> None:
+        conversation = self.runtime.conversation(recording.id, AGENT_NAME)
+        receipt = await conversation.asubmit(said.content, idempotency_key=f"replay-{number}", message_keys=said.extra)
+        self._summary.submissions += 1
+        self._summary.reattached += known
+        settlement = await receipt.aresult()
+        code = str(settlement.error["code"]) if settlement.error else None
+        outcome = f"{settlement.outcome} ({code})" if code else settlement.outcome
+        self._outcomes[outcome] += 1
+        if outcome not in ("completed", ENDED):
+            message = str(settlement.error["message"]) if settlement.error else f"it was {settlement.outcome}"
+            self._trouble(recording, number, message, code or settlement.outcome)
 
     async def _count(self, conversation_id: str) -> None:
         for batch in await self.runtime.arun(self.runtime.client.batches(conversation_id)):
