@@ -65,9 +65,10 @@ def _as_dict(story: Story) -> dict[str, object]:
 def _show(story: Story, seconds: float) -> None:
     from .demo import FIRST
 
-    columns = ("conversation_id", "queue_sequence", "state", "attempts", "epoch", "submission_id")
+    columns = ("submission_id", "conversation_id", "queue_sequence", "state", "epoch")
+    shown = ("submission", "conversation", "#", "state", "epoch")
     print()
-    print_table(columns, [[row[column] for column in columns] for row in story.submissions], title="The ledger")
+    print_table(shown, [[row[column] for column in columns] for row in story.submissions], title="The ledger")
     print(f"\nThe log of {FIRST}")
     for record in story.log:
         typer.echo(record_line(record["sequence"], record))

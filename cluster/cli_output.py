@@ -36,6 +36,7 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141  # what a shell reports of a program that SIGPIPE ended
 
 _WIDTH_UNBOUNDED = 10_000  # a table that goes into a file or a pipe is never folded
+_COLUMNS_WHOLE = ("submission", "submission_id", "state")
 _DETAILS_SHOWN = ("field", "limit", "stored_digest", "given_digest")
 _TURNS_TEXT = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # they show text in another order
 
@@ -142,7 +143,8 @@ def print_table(
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_UNBOUNDED, highlight=False)
     table = Table(title=title, title_justify="left", title_style="bold", show_header=header)
     for column in columns:
-        table.add_column(Text(printable(column)), overflow="fold")
+        whole = column in _COLUMNS_WHOLE  # ids are copied into the next command
+        table.add_column(Text(printable(column)), overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(printable(cell_text(cell), keep_lines=True)) for cell in row))
     with console.capture() as rendered:  # rich would end the process by itself when the reader has gone

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .ray_head import Head
     from .runtime_file import RuntimeFile
 
+_NODE_LENGTH_SHOWN = 12
+
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
@@ -192,19 +194,8 @@ def ps(
         return
     _print_runtime(found)
     print_table(
-        ("submission", "conversation", "#", "agent", "state", "attempts", "admitted"),
-        [
-            (
-                row.submission_id,
-                row.conversation_id,
-                row.queue_sequence,
-                row.agent,
-                str(row.state),
-                row.attempts,
-                time_of(row.admitted_at_ms),
-            )
-            for row in rows
-        ],
+        ("submission", "conversation", "#", "agent", "state"),
+        [(row.submission_id, row.conversation_id, row.queue_sequence, row.agent, str(row.state)) for row in rows],
         title="submissions",
     )
 
@@ -243,7 +234,7 @@ def _print_runtime(found: Description) -> None:
     if found.agents:
         print(printable(f"agents {', '.join(found.agents)}"))
     processes = [
-        *((actor.name, actor.node, actor.pid, actor.conversations) for actor in found.actors),
+        *((actor.name, actor.node[:_NODE_LENGTH_SHOWN], actor.pid, actor.conversations) for actor in found.actors),
         *((name, None, pid, None) for name, pid in _others(found) if pid is not None and found.kind == "ray"),
     ]
     if processes:

@@ -9,6 +9,7 @@ laneway down
 
 import json
 import re
+from typing import Any
 
 from laneway import Agent, FunctionModel, ModelRequest, ToolContext, tool
 
@@ -22,12 +23,12 @@ def order_status(order: str) -> str:
 
 
 @tool(effect="idempotent", timeout_s=10.0)
-def refund(ctx: ToolContext, order: str) -> dict:
+def refund(ctx: ToolContext, order: str) -> dict[str, Any]:
     """Pay an order back. The key stays the same when the call runs again, so the bank pays once."""
     return {"order": order, "refunded": True, "reference": ctx.idempotency_key}
 
 
-def answer(request: ModelRequest) -> dict | str:
+def answer(request: ModelRequest) -> dict[str, Any] | str:
     """Stands for a model. With one of a provider, say Agent(model="openai:gpt-4o", ...) instead."""
     last = request.messages[-1]
     if last["role"] == "tool":
