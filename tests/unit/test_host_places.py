@@ -164,8 +164,9 @@ async def test_a_look_for_work_during_an_admission_loses_nothing(world: World) -
     for _ in range(20):
         await asyncio.sleep(0)
     held.open()
-    assert (await process.settled(await submitting)).outcome == "completed"
-    assert world.supplier.count("model") == 2
+    receipt = await submitting
+    assert (await process.settled(receipt)).outcome == "completed"
+    assert (world.supplier.count("model"), world.row(receipt).attempts, world.decisions()) == (2, 1, [])
     world.converged()
 
 
