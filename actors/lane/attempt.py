@@ -32,6 +32,7 @@ from ...storage.ledger import Abort, Row, State
 from ...storage.projection import CallView, ConversationView, chat_messages
 from ...storage.records import ErrorFact, decode_records
 from . import effects, facts, turn
+from .deltas import DeltaLog
 from .feed import Feed
 from .outbox import Outbox
 from .services import LaneServices
@@ -216,17 +217,29 @@ class Attempt:
             self._outbox.record(facts.model_interrupted(self._run_id, number, self.attempt_id, tries, reason))
             await self._outbox.flush()
 
+        deltas = DeltaLog(self._outbox, self._run_id, number) if self._services.settings.record_deltas else None
+
+        def emit(delta: Delta) -> None:
+            self._services.failpoints.hit(Point.DURING_MODEL)
+            self._feed.delta(delta)
+            if deltas is not None:
+                deltas.add(delta)
+
         call = effects.call_model(
             agent,
             request,
-            self._emit,
+            emit,
             chance=self._services.chance,
             settings=self._services.settings,
             count=lambda: self._services.counts.update(("model_calls",)),
             interrupted=interrupted,
         )
         try:
-            response = await self._interruptible(call, agent)
+            try:
+                response = await self._interruptible(call, agent)
+            finally:
+                if deltas is not None:
+                    await deltas.close()
         except Interrupted:
             return
         except ModelError as error:
@@ -235,10 +248,6 @@ class Attempt:
             return
         if self._row.abort is None:  # what arrives behind an abort is no part of the conversation (DUR-012)
             self._outbox.record(facts.model_responded(self._run_id, number, response))
-
-    def _emit(self, delta: Delta) -> None:
-        self._services.failpoints.hit(Point.DURING_MODEL)
-        self._feed.delta(delta)
 
     # --- tools -------------------------------------------------------------------------------------------------------
 
