@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from lane_records import began, ended, said
+
 from laneway.actors.lane.feed import Cursor, Feed
 from laneway.agents.protocol import Delta
 

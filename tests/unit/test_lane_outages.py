@@ -87,12 +87,14 @@ async def test_a_waiter_gives_up_in_time_while_the_store_is_away(world: World) -
         await gate.wait()
         return "done"
 
-    process = await world.process(agent_of(Script(answer)), trouble=trouble)
+    process = await world.process(agent_of(Script(answer)))
+    other = await world.process(agent_of(Script(answer)), trouble=trouble)  # it has to ask the store
     receipt = await process.submit("go")
     await gate.reached()
     trouble.down = True
     async with asyncio.timeout(9):
-        assert await process.host.settlement("c", receipt.submission_id, 0.01) is None
+        assert await other.host.settlement("c", receipt.submission_id, 0.01) is None
+    assert trouble.lost > 0
     trouble.down = False
     gate.open()
     assert (await process.settled(receipt)).outcome == "completed"
