@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..recovery.attention import conversations_in_need
-from ..storage.contract import ControlRow, ScanPage
 from ..storage.errors import LanewayError
 from .placement import Placement
 from .store_client import StoreClient, StoreLink
@@ -184,7 +182,7 @@ class Supervisor:
                 pass
 
     async def _sweep_once(self) -> None:
-        needed = conversations_in_need(await self._open_rows(), self._now_ms())
+        needed = await self._store.conversations_in_need(self._now_ms())
         groups: dict[str, list[str]] = {}
         for conversation_id in needed:
             groups.setdefault((await self.locate(conversation_id, patient=self._strict)).name, []).append(
@@ -194,16 +192,6 @@ class Supervisor:
             if name in self._members:
                 self.counts["activated"] += len(conversation_ids)
                 await self._crew.activate(self._members[name], conversation_ids)
-
-    async def _open_rows(self) -> list[ControlRow]:
-        rows: list[ControlRow] = []
-        cursor: tuple[str, int] | None = None
-        while True:
-            page: ScanPage = await self._store.read("scan_nonterminal", cursor, 1024)
-            rows.extend(page.rows)
-            cursor = page.cursor
-            if cursor is None:
-                return rows
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)

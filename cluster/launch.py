@@ -29,7 +29,9 @@ def local(
     chosen = load_settings(**settings)
     opened = open_store(store, limits=chosen.lane_settings().limits, failpoints=failpoints)
     try:
-        return Runtime(LocalBackend(_listed(agents), opened, chosen.lane_settings(), failpoints), owns=True)
+        return Runtime(
+            LocalBackend(_listed(agents), opened, chosen.lane_settings(), failpoints, sweep_s=chosen.sweep_s), owns=True
+        )
     except BaseException:
         opened.close()
         raise

@@ -15,8 +15,7 @@ from ..actors.lane.settings import LaneSettings
 from ..actors.store_client import LocalLink
 from ..agents.agent import Agent
 from ..agents.registry import Registry
-from ..recovery.attention import conversations_in_need
-from ..storage.contract import ControlRow, ScanPage, Store
+from ..storage.contract import Store
 from ..storage.errors import LanewayError
 from ..storage.failpoints import NO_FAILPOINTS, Failpoints
 from ..storage.readback import wall_clock_ms
@@ -110,14 +109,4 @@ class LocalBackend:
 
     async def _activate(self) -> None:
         assert self._host is not None
-        await self._host.activate(conversations_in_need(await self._open_rows(), wall_clock_ms()))
-
-    async def _open_rows(self) -> list[ControlRow]:
-        rows: list[ControlRow] = []
-        cursor: tuple[str, int] | None = None
-        while True:
-            page: ScanPage = await self._link.call("scan_nonterminal", cursor, 1024)
-            rows.extend(page.rows)
-            cursor = page.cursor
-            if cursor is None:
-                return rows
+        await self._host.activate(await self._host.store.conversations_in_need(wall_clock_ms()))
