@@ -70,8 +70,17 @@ def resolved(address: str) -> str:
     if not answers(place):
         raise RuntimeUnreachable(f"no Ray cluster answers at {address}", address=address)
     if _AUTH_MODE not in os.environ and _is_here(place.rpartition(":")[0]) and _has_token():
-        os.environ[_AUTH_MODE] = "token"
+        _use_token()
     return address
+
+
+def _use_token() -> None:
+    """Ask Ray for its token mode, as it does by itself for "auto"; it has read the environment if it is loaded."""
+    os.environ[_AUTH_MODE] = "token"
+    if "ray" in sys.modules:
+        from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+
+        Config.initialize("")
 
 
 def _only_cluster() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from laneway import Agent, FunctionModel, ModelError, ModelRequest, tool
@@ -12,6 +13,12 @@ from laneway import Agent, FunctionModel, ModelError, ModelRequest, tool
 async def _silence(request: ModelRequest) -> str:
     await asyncio.Event().wait()
     return ""
+
+
+async def _words(request: ModelRequest) -> AsyncIterator[str]:
+    for word in ("slow ", "and ", "steady"):
+        await asyncio.sleep(0.05)
+        yield word
 
 
 @tool(effect="readonly")
@@ -36,5 +43,6 @@ def _answer(request: ModelRequest) -> str | dict[str, Any]:
 echo = Agent(name="echo", model=FunctionModel(_answer), tools=[double])
 other = Agent(name="other", model=FunctionModel(_answer, name="other"))
 never = Agent(name="never", model=FunctionModel(_silence))
-agents = [echo, other, never]
+words = Agent(name="words", model=FunctionModel(_words))
+agents = [echo, other, never, words]
 one = [echo]

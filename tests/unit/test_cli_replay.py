@@ -15,6 +15,7 @@ from laneway.agents import read_recordings, replay_agent
 from laneway.cluster.executions import append_line, counted, read_executions
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look up", "arguments": "not even JSON"}}
+DEEP = json.loads("[" * 70 + "]" * 70)
 USER = {"role": "user", "content": "hi"}
 ANSWERED: list[dict[str, Any]] = [
     {"role": "user", "content": "hi", "name": "Ann"},
@@ -119,6 +120,8 @@ def test_people_read_a_table_and_what_recording_ended_means() -> None:
             "which nobody made",
             "messages[1].tool_call_id",
         ),
+        ({"id": "x", "messages": [{"role": "user", "content": DEEP}]}, "deeper than 64 levels", None),
+        ({"id": "x", "messages": [{"role": "user", "content": "x" * (2 << 20)}]}, "limit is 1,048,576", "messages[0]"),
         ({"id": "good", "messages": [USER]}, "stands already on line 1", "id"),
         ('{"id": "x", "messages": [{"role": "user", "content": NaN}]}', "not JSON", ""),
         ('{"id": "x", "messages": [{"role": "user", "content": "\\ud800"}]}', "", None),

@@ -68,7 +68,7 @@ def test_the_only_agent_need_not_be_named() -> None:
     assert found["settlement"]["outcome"] == "completed"
     error = refused("submit", "c", "hello", *LOCAL)
     assert error["details"]["field"] == "agent"
-    assert "echo, other, never" in error["message"]
+    assert "echo, other, never, words" in error["message"]
 
 
 def test_standard_input_is_taken_as_it_is_but_for_one_line_break() -> None:
@@ -172,6 +172,13 @@ def test_watch_shows_each_record_once_and_ends() -> None:
     assert lines[-1].endswith("completed: you said hello")
     assert len(lines) == len(canonical) - 1
     assert refused("watch", "d", *LOCAL, code=1)["code"] == "not_found"
+
+
+def test_watch_shows_text_before_it_is_recorded() -> None:
+    json_of("submit", "c", "hello", "--agent", "words", "--no-wait", *LOCAL)
+    lines = run("watch", "c", "--after", "3", *LOCAL).stdout.splitlines()
+    assert "slow and steady" in lines
+    assert lines[-1].endswith("completed: slow and steady")
 
 
 def test_abort_of_settled_and_of_unknown_work_is_refused() -> None:
