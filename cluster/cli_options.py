@@ -68,14 +68,14 @@ def running(namespace: str | None, address: str | None) -> Generator[Runtime]:
 
     Raises: RuntimeUnreachable that says what to do.
     """
-    from . import ray_head, runtime_file
+    from . import runtime_file
     from .launch import connect
 
     name = namespace_of(namespace)
     remembered = runtime_file.load(name) if address is None else None
     chosen = address or (remembered.address if remembered else ADDRESS_DEFAULT)
     try:
-        runtime = connect(ray_head.resolved(chosen), namespace=name)
+        runtime = connect(chosen, namespace=name)
     except RuntimeUnreachable as error:
         raise RuntimeUnreachable(
             f"{error.message}. Start one with `laneway up --agents module:name`"

@@ -192,7 +192,7 @@ def _runtime(namespace: str) -> Check:
     if address is None:
         return _check(name, Verdict.OK, "none is up, and no Ray cluster; `laneway demo` starts its own")
     try:
-        with connect(ray_head.resolved(address), namespace=namespace) as runtime:
+        with connect(address, namespace=namespace) as runtime:
             found = runtime.describe()
     except LanewayError as error:
         if remembered is None:

@@ -126,7 +126,7 @@ class Store(Protocol):
         ...
 
     def list_conversations(self, after: str = "", limit: int = 1000) -> list[str]:
-        """Ids of materialized conversations, in order of their id, behind `after`."""
+        """Ids of all conversations that something was admitted to, in order of their id, behind `after`."""
         ...
 
     def load_checkpoint(self, conversation_id: str) -> Checkpoint | None:

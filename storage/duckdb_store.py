@@ -116,7 +116,7 @@ class DuckDBStore:
             return duckdb_reads.list_rows(cursor, conversation_id, state, limit)
 
     def list_conversations(self, after: str = "", limit: int = 1000) -> list[str]:
-        sql = "SELECT conversation_id FROM conversations WHERE conversation_id > $after ORDER BY ALL LIMIT $limit"
+        sql = "SELECT DISTINCT conversation_id FROM ledger WHERE conversation_id > $after ORDER BY ALL LIMIT $limit"
         with self._reading() as cursor:
             return [name for (name,) in cursor.execute(sql, {"after": after, "limit": limit}).fetchall()]
 

@@ -107,7 +107,7 @@ class MemoryStore:
         return rows[-limit:]
 
     def list_conversations(self, after: str = "", limit: int = 1000) -> list[str]:
-        return [name for name in sorted(self._agents) if name > after][:limit]
+        return sorted(name for name in {row.conversation_id for row in self._rows.values()} if name > after)[:limit]
 
     def load_checkpoint(self, conversation_id: str) -> Checkpoint | None:
         return self._checkpoints.get(conversation_id)
