@@ -98,6 +98,7 @@ def test_admission_readiness_and_restart(make: Maker, lane: Conversation) -> Non
     receipt = one(lane.do(admission("sub_1", "key")), Admitted).receipt
     assert lane.row("sub_1").state is State.ADMITTED
     assert lane.refused(MarkReady(submission_id="sub_1")).code == "not_materialized"
+    assert lane.store.list_conversations() == ["c"], "what is owed is looked at, materialized or not"
     store = make.reopen(lane.store)
     lane = Conversation(store)
     again = one(lane.do(*admit_ready("sub_2", "key")), Admitted)
