@@ -17,6 +17,7 @@ from .store_client import StoreClient, StoreLink
 
 _log = logging.getLogger("laneway.supervisor")
 _START_TRIES = 3
+_SILENT_SWEEPS = 2  # after an outage of the store, leases are renewed within one
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class Supervisor:
         self._changed = asyncio.Condition()
         self._sweep_now = asyncio.Event()
         self.counts: Counter[str] = Counter()
+        self._silent: Counter[str] = Counter()
         self._closed = False
 
     async def start(self) -> None:
@@ -103,7 +105,7 @@ class Supervisor:
             if name is not None and name in self._members:
                 return self._members[name]
             self._keep_spares()
-            if self._members and not (patient and self._placement.wants_new_actor() and self._starting > 0):
+            if self._placement.actors and not (patient and self._placement.wants_new_actor() and self._starting > 0):
                 member = self._members[self._placement.place(conversation_id)]
                 self._keep_spares()  # the process that was kept warm may be in use now
                 return member
@@ -129,7 +131,7 @@ class Supervisor:
     def _keep_spares(self) -> None:
         """Start what is missing: an unused process for the next conversation, within `max_actors`."""
         unused = sum(1 for load in self._placement.loads().values() if load == 0)
-        room = self._placement.max_actors - len(self._members) - self._starting
+        room = self._placement.max_actors - len(self._placement.actors) - self._starting
         for _ in range(min(max(1, self._spare_actors) - unused - self._starting, room)):
             self._starting += 1
             self._spawn(self._start_member())
@@ -160,6 +162,7 @@ class Supervisor:
             return
         self.counts["died"] += 1
         self._members.pop(member.name, None)
+        self._silent.pop(member.name, None)
         lost = self._placement.remove(member.name)
         _log.info("%s (pid %d) has ended with %d conversations", member.name, member.pid, len(lost))
         self._keep_spares()
@@ -181,17 +184,38 @@ class Supervisor:
             except TimeoutError:
                 pass
 
+    async def _set_silent_aside(self) -> None:
+        """A process whose lease stays over gets no conversations until it renews it; it may live, and is not ended."""
+        owners = await self._store.read("owners")
+        now_ms = self._now_ms()
+        for name, member in self._members.items():
+            if owners.get(member.owner_id, 0) > now_ms:
+                if self._silent.pop(name, 0) >= _SILENT_SWEEPS:
+                    self._placement.learn(name, [])
+                continue
+            self._silent[name] += 1
+            if self._silent[name] == _SILENT_SWEEPS:
+                self.counts["silent"] += 1
+                lost = self._placement.remove(name)
+                _log.warning("%s (pid %d) is silent; its %d conversations move", name, member.pid, len(lost))
+        self._keep_spares()
+
     async def _sweep_once(self) -> None:
+        await self._set_silent_aside()
         needed = await self._store.conversations_in_need(self._now_ms())
         groups: dict[str, list[str]] = {}
         for conversation_id in needed:
             groups.setdefault((await self.locate(conversation_id, patient=self._strict)).name, []).append(
                 conversation_id
             )
-        for name, conversation_ids in groups.items():
-            if name in self._members:
-                self.counts["activated"] += len(conversation_ids)
-                await self._crew.activate(self._members[name], conversation_ids)
+        self.counts["activated"] += len(needed)
+        await asyncio.gather(
+            *(
+                self._crew.activate(self._members[name], conversation_ids)
+                for name, conversation_ids in groups.items()
+                if name in self._members
+            )
+        )
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)

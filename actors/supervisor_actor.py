@@ -20,6 +20,7 @@ from .ray_calls import RAY_FAILURES, RayLink, actor_class, answered, answering, 
 from .supervisor import Member, Supervisor
 
 MEMBER_PREFIX = "conversations-"
+_ANSWER_S = 5.0  # a live process answers within milliseconds; a stopped one would hold the sweep up for ever
 
 
 class RuntimePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +62,10 @@ class RayCrew:
                 continue
             try:
                 handle = ray.get_actor(name, namespace=self._plan.namespace)
-                owner_id, pid, resident = await handle.identity.remote()
-                node = await handle.node.remote()
-            except (*RAY_FAILURES, ValueError):
+                async with asyncio.timeout(_ANSWER_S):
+                    owner_id, pid, resident = await handle.identity.remote()
+                    node = await handle.node.remote()
+            except (TimeoutError, *RAY_FAILURES, ValueError):
                 continue
             member = Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
             members.append((member, resident))
@@ -81,14 +83,16 @@ class RayCrew:
 
     async def activate(self, member: Member, conversation_ids: list[str]) -> None:
         try:
-            answered(await member.handle.activate.remote(conversation_ids))
-        except RAY_FAILURES:
-            return  # its death is noticed by the watch, and the next sweep looks again
+            async with asyncio.timeout(_ANSWER_S):
+                answered(await member.handle.activate.remote(conversation_ids))
+        except (TimeoutError, *RAY_FAILURES):
+            return  # the watch notices its death, its lease its silence, and the next sweep looks again
 
     async def stats(self, member: Member) -> dict[str, Any]:
         try:
-            return await member.handle.stats.remote()
-        except RAY_FAILURES:
+            async with asyncio.timeout(_ANSWER_S):
+                return await member.handle.stats.remote()
+        except (TimeoutError, *RAY_FAILURES):
             return {}
 
 

@@ -46,6 +46,7 @@ STORE_NAME = "store"
 SUPERVISOR_NAME = "supervisor"
 _READ_PATIENCE_S = 60.0
 _NAMES_FREE_S = 15.0
+_ANSWER_S = 15.0  # longer than the store's restart; a process that is silent for longer has lost its lease
 
 
 class RayHost:
@@ -56,23 +57,25 @@ class RayHost:
         self.handle = handle
 
     async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
-        return await self._ask("submit", conversation_id, admission)
+        return await self._ask(_ANSWER_S, "submit", conversation_id, admission)
 
     async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
-        return await self._ask("settlement", conversation_id, submission_id, timeout_s)
+        return await self._ask(timeout_s + _ANSWER_S, "settlement", conversation_id, submission_id, timeout_s)
 
     async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
-        return await self._ask("poll", conversation_id, cursor, timeout_s)
+        return await self._ask(timeout_s + _ANSWER_S, "poll", conversation_id, cursor, timeout_s)
 
     async def abort(
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer:
-        return await self._ask("abort", conversation_id, submission_id, abort_id, author, reason)
+        return await self._ask(_ANSWER_S, "abort", conversation_id, submission_id, abort_id, author, reason)
 
-    async def _ask(self, method: str, *args: Any) -> Any:
+    async def _ask(self, within_s: float, method: str, *args: Any) -> Any:
+        """Call the actor. One that is silent for `within_s` counts as gone: the call is repeated under the same ids."""
         try:
-            return answered(await getattr(self.handle, method).remote(*args))
-        except RAY_FAILURES as error:
+            async with asyncio.timeout(within_s):
+                return answered(await getattr(self.handle, method).remote(*args))
+        except (TimeoutError, *RAY_FAILURES) as error:
             raise HostGone(f"{self.name} does not answer: {type(error).__name__}") from error
 
 

@@ -81,6 +81,32 @@ def test_an_uncertain_call_is_unknown_and_never_repeated(start: Start, folder: P
     check(runtime)
 
 
+@pytest.mark.requirement("DUR-006")
+def test_a_process_that_was_stopped_and_wakes_is_fenced(start: Start, folder: Path) -> None:
+    """K22 on Ray: SIGSTOP beyond the lease; the work goes on elsewhere, and what the sleeper sends is refused."""
+    runtime = start(lease_ttl_s=1.0, sweep_s=0.5)
+    conversation = runtime.conversation("order-1")
+    (folder / "gate-shoes").touch()
+    receipt = conversation.submit("look shoes")
+    until(lambda: len(noted("look_up")) == 1)
+    sleeper = host_pid(runtime)
+    os.kill(sleeper, signal.SIGSTOP)
+    try:
+        until(lambda: len(noted("look_up")) == 2)
+        (folder / "gate-shoes").unlink()
+        until(lambda: receipt.status() == "completed")
+        before = conversation.log()
+    finally:
+        os.kill(sleeper, signal.SIGCONT)
+    assert receipt.result(timeout=60).outcome == "completed"
+    assert conversation.submit("hello").result(timeout=60).text == "you said hello"
+    log = conversation.log()
+    assert log[: len(before)] == before
+    assert [record["type"] for record in log].count("tool_call_settled") == 1
+    assert len(noted("look_up")) == 2
+    check(runtime)
+
+
 def test_submitting_while_the_actor_dies(start: Start, folder: Path) -> None:
     """F12: admitted once, runs on the new actor."""
     runtime = start()

@@ -130,6 +130,24 @@ async def test_a_new_supervisor_declares_whoever_is_not_there_dead_and_finds_the
     await second.close()
 
 
+async def test_a_silent_process_gets_no_conversations_until_it_renews_its_lease(world: World) -> None:
+    """It may be stopped, and it may live: its work moves, and it is not ended."""
+    crew = LocalCrew(world)
+    supervisor = a_supervisor(world, crew, sweep_s=0.005)
+    await supervisor.start()
+    member = await supervisor.locate("c")
+    await until(lambda: len(supervisor.loads()) == 2)
+    world.store.retire_owner(member.owner_id)
+    await until(lambda: supervisor.counts["silent"] == 1)
+    assert member.name not in supervisor.loads()
+    assert (await supervisor.locate("c")).name != member.name
+    assert member.name in {known.name for known in supervisor.members()}
+    world.store.renew_lease(member.owner_id, 1_000_000)
+    await until(lambda: member.name in supervisor.loads())
+    assert supervisor.counts["died"] == 0
+    await supervisor.close()
+
+
 async def test_two_supervisors_are_safe(world: World) -> None:
     """What they decide about ownership counts through the store's fence alone."""
     crew = LocalCrew(world)
