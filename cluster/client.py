@@ -14,7 +14,7 @@ from ..actors.lane.lane import Admission, Settlement
 from ..recovery.convergence import Report
 from ..storage.commands import AbortAnswer
 from ..storage.contract import LogPage, Table
-from ..storage.errors import InvalidInput, LanewayError, NotFound, StoreUnavailable
+from ..storage.errors import InvalidInput, LanewayError, NotFound, StoreCorrupt, StoreUnavailable
 from ..storage.header import Batch
 from ..storage.ids import new_id
 from ..storage.ledger import Receipt, Row
@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 _POLL_S = 10.0  # how long one waiting call stays at its owner before it is made again
 _PATIENCE_S = 60.0  # how long a call that changes something looks for an owner before it gives up
 _RETRY_S = (0.02, 1.0)
+_VERIFIED_AT_ONCE = 8
+_VERIFY_LOOKS = 3
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,12 +140,33 @@ class Client:
     async def verify(self, *, require_settled: bool, progress: Callable[[str], None] | None = None) -> Report:
         """The convergence check over every conversation."""
         report = Report()
-        for conversation_id in await self.conversations():
+        places = asyncio.Semaphore(_VERIFIED_AT_ONCE)
+
+        async def check(conversation_id: str) -> None:
+            async with places:
+                report.merge(await self._verify_one(conversation_id, require_settled))
+                if progress is not None:
+                    progress(conversation_id)
+
+        await asyncio.gather(*(check(conversation_id) for conversation_id in await self.conversations()))
+        report.problems.sort(key=lambda problem: problem.conversation_id)
+        return report
+
+    async def _verify_one(self, conversation_id: str, require_settled: bool) -> Report:
+        """Ledger and log are two reads, and work may go on between them: what does not fit is looked at again."""
+        for _ in range(_VERIFY_LOOKS - 1):
+            report = await self._look(conversation_id, require_settled)
+            if report.passed:
+                return report
+        return await self._look(conversation_id, require_settled)
+
+    async def _look(self, conversation_id: str, require_settled: bool) -> Report:
+        report = Report()
+        try:
             rows = await self.backend.read("list_rows", conversation_id, None, 1_000_000)
-            batches = await self.batches(conversation_id)
-            report.add(rows, batches, require_settled=require_settled)
-            if progress is not None:
-                progress(conversation_id)
+            report.add(rows, await self.batches(conversation_id), require_settled=require_settled)
+        except StoreCorrupt as error:
+            report.add_corrupt(conversation_id, error)
         return report
 
     async def _with_owner(

@@ -55,6 +55,30 @@ class Report(msgspec.Struct, kw_only=True):
         self.records += found
         self.problems.extend(problems)
 
+    def add_corrupt(self, conversation_id: str, error: StoreCorrupt) -> None:
+        """A conversation that cannot be read: the error names the place."""
+        self.conversations += 1
+        self.problems.append(
+            Problem(
+                check="c",
+                conversation_id=conversation_id,
+                message=error.message,
+                submission_id=error.details.get("submission_id"),
+                sequence=error.details.get("sequence"),
+            )
+        )
+
+    def merge(self, other: Report) -> None:
+        """Add what another report has found in other conversations."""
+        self.conversations += other.conversations
+        self.submissions += other.submissions
+        self.records += other.records
+        self.batches += other.batches
+        for mine, theirs in ((self.outcomes, other.outcomes), (self.open, other.open)):
+            for key, count in theirs.items():
+                mine[key] = mine.get(key, 0) + count
+        self.problems.extend(other.problems)
+
 
 def check_conversation(
     rows: Sequence[Row], batches: Sequence[Batch], *, require_settled: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 
 import msgspec
@@ -27,7 +28,7 @@ class Feed:
     def __init__(self) -> None:
         self._recent: deque[tuple[int, AnyRecord]] = deque(maxlen=_RECENT_RECORDS)
         self._deltas: list[Delta] = []
-        self.generation = 1
+        self.generation = random.getrandbits(53) | 1  # a watcher comes from another process's feed, too
         self.watched = 0
         self.version = 0
         self._change = asyncio.Event()

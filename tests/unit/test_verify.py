@@ -1,0 +1,58 @@
+"""The convergence check over a whole store: damage is named, work under way is no damage."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import laneway
+from laneway import Agent, FunctionModel
+from laneway.cluster.offline import open_offline
+
+AGENT = Agent(name="a", model=FunctionModel(lambda request: "done"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE batch_log SET body = replace(body, 'done', 'gone') WHERE conversation_id = 'b'",
+        "UPDATE batch_log SET body = '[{' WHERE conversation_id = 'b' AND first_sequence = 1",
+        "DELETE FROM batch_log WHERE conversation_id = 'b' AND first_sequence = 1",
+        "UPDATE ledger SET detail = '{' WHERE conversation_id = 'b'",
+    ],
+)
+def test_a_damaged_conversation_is_named_and_the_others_are_checked(tmp_path: Path, damage: str) -> None:
+    """F23: one damaged row; the report names its conversation."""
+    store = tmp_path / "laneway.duckdb"
+    with laneway.local(AGENT, store=store) as runtime:
+        for name in "abc":
+            runtime.conversation(name).submit("hi").result(10)
+    connection = duckdb.connect(str(store))
+    connection.execute(damage)
+    connection.close()
+    with open_offline(store) as runtime:
+        report = runtime.verify(require_settled=True)
+    assert report.conversations == 3
+    assert {problem.conversation_id for problem in report.problems} == {"b"}
+
+
+def test_work_under_way_is_no_damage() -> None:
+    stop = threading.Event()
+    with laneway.local(AGENT) as runtime:
+
+        def talk() -> None:
+            while not stop.is_set():
+                runtime.conversation("c").submit("hi").result(10)
+
+        talking = threading.Thread(target=talk)
+        talking.start()
+        try:
+            for _ in range(20):
+                report = runtime.verify()
+                assert report.passed, report.problems
+        finally:
+            stop.set()
+            talking.join()
