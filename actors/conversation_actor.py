@@ -12,8 +12,8 @@ from ..storage.commands import AbortAnswer
 from ..storage.ledger import Receipt
 from .host import LaneHost, Poll
 from .lane.feed import Cursor
-from .lane.lane import Admission, Settlement
 from .lane.settings import LaneSettings
+from .lane.values import Admission, Settlement
 from .quiet import quiet_process
 from .ray_calls import RayLink, actor_class, answering, from_pickle, kept_agents, node_id
 

@@ -23,9 +23,10 @@ from ..storage.ledger import Receipt, Row
 from ..storage.readback import wall_clock_ms
 from ..storage.records import AnyRecord, SubmissionSettled, decode_records
 from .lane.feed import Cursor
-from .lane.lane import Admission, Lane, Settlement, settlement_of
+from .lane.lane import Lane
 from .lane.services import LaneServices
 from .lane.settings import LaneSettings
+from .lane.values import Admission, Settlement, settlement_of
 from .store_client import StoreClient, StoreLink
 
 _log = logging.getLogger("laneway.host")
@@ -242,8 +243,7 @@ class LaneHost:
         lane.feed.close()
         self._counts["passivated"] += 1
 
-    def _lane_idle(self, lane: Lane) -> None:
-        lane.feed.stirred()
+    def _lane_idle(self) -> None:
         if self._waiting and not self._closed.is_set():
             asyncio.get_running_loop().call_soon(self._admit_waiting)
 

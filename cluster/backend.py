@@ -8,7 +8,7 @@ import msgspec
 
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
-from ..actors.lane.lane import Admission, Settlement
+from ..actors.lane.values import Admission, Settlement
 from ..storage.commands import AbortAnswer
 from ..storage.errors import LanewayError
 from ..storage.ledger import Receipt

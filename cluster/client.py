@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..actors.lane.feed import Cursor
-from ..actors.lane.lane import Admission, Settlement
+from ..actors.lane.values import Admission, Settlement
 from ..recovery.convergence import Report
 from ..storage.commands import AbortAnswer
 from ..storage.contract import LogPage, Table

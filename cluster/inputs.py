@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..actors.lane.lane import Admission
+from ..actors.lane.values import Admission
 from ..storage.errors import InvalidInput
 from ..storage.ids import new_id
 from ..storage.values import Limits, check_json, check_text, digest_of, encode

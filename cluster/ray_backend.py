@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
-from ..actors.lane.lane import Admission, Settlement
+from ..actors.lane.values import Admission, Settlement
 from ..actors.ray_calls import (
     RAY_FAILURES,
     RayLink,

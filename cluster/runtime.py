@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Self, TypeVar
 
-from ..actors.lane.lane import Settlement
+from ..actors.lane.values import Settlement
 from ..recovery.convergence import Report
 from ..storage.commands import AbortAnswer
 from ..storage.contract import Table

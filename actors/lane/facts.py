@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ...agents.agent import Agent
     from ...agents.protocol import ModelResponse
     from ...agents.tools import Tool
-    from .lane import Admission
+    from .values import Admission
 
 
 def run_id_of(submission_id: str) -> str:

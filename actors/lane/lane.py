@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -13,7 +11,6 @@ from ...recovery.attention import NOBODY_RUNS
 from ...recovery.classify import Evidence, classify
 from ...storage.commands import (
     AbortAnswer,
-    Admit,
     Admitted,
     Append,
     Claim,
@@ -31,43 +28,16 @@ from ...storage.failpoints import Point
 from ...storage.ids import new_id, new_token
 from ...storage.ledger import Receipt, Row, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, Outcome, SubmissionSettled, decode_records, encode_records
+from ...storage.records import AnyRecord, decode_records, encode_records
 from . import facts
 from .attempt import Attempt
 from .feed import Feed
 from .outbox import Outbox
 from .services import LaneServices
+from .values import Admission, admission_commands
 
 _log = logging.getLogger("laneway.lane")
 _FAULT_WAIT_S = 1.0  # an unexpected error is tried again after this, not in a hot loop
-
-
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """The one recorded outcome: "completed", "failed" or "aborted". `error` is {"code", "message", ...} or None."""
-
-    submission_id: str
-    outcome: Outcome
-    output: Any = None
-    error: dict[str, Any] | None = None
-    run_id: str | None = None
-
-    @property
-    def text(self) -> str | None:
-        """The output where it is text."""
-        return self.output if isinstance(self.output, str) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A checked input on its way to the ledger; the ids are drawn once and kept over every retry."""
-
-    submission_id: str
-    receipt_id: str
-    principal: str
-    idempotency_key: str
-    agent: str
-    input: str
-    input_digest: str
 
 
 class Lane:
@@ -265,7 +235,8 @@ class Lane:
             self._attempt = None
             self._task = None
             self.used_at = self._services.monotonic()
-            self._services.lane_idle(self)
+            self.feed.stirred()
+            self._services.lane_idle()
 
     async def _drive(self, attempt: Attempt) -> Attempt | None:
         """Drive one claimed submission to its end; the attempt for the next one if its claim came with the end."""
@@ -389,31 +360,3 @@ class Lane:
             self._view = None  # at work, the outbox takes these records in when it meets them
         self.feed.forget()
         self._services.settled(submission_id)
-
-
-def admission_commands(admission: Admission) -> tuple[Admit | Materialize | MarkReady, ...]:
-    """Admission as the specification orders it (section 4); a repeat finishes what an earlier try left (DUR-001)."""
-    return (
-        Admit(
-            submission_id=admission.submission_id,
-            receipt_id=admission.receipt_id,
-            principal=admission.principal,
-            idempotency_key=admission.idempotency_key,
-            agent=admission.agent,
-            input=admission.input,
-            input_digest=admission.input_digest,
-        ),
-        Materialize(submission_id=admission.submission_id),
-        MarkReady(submission_id=admission.submission_id),
-    )
-
-
-def settlement_of(record: SubmissionSettled) -> Settlement:
-    """The settlement as callers get it."""
-    return Settlement(
-        submission_id=record.submission_id,
-        outcome=record.outcome,
-        output=record.output,
-        error=None if record.error is None else msgspec.to_builtins(record.error),
-        run_id=record.run_id,
-    )

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ...agents.registry import Registry
 from ...storage.commands import Accepted, Unit
@@ -14,9 +14,6 @@ from ...storage.contract import LogPage, Snapshot
 from ...storage.failpoints import NO_FAILPOINTS, Failpoints
 from ...storage.records import AnyRecord
 from .settings import LaneSettings
-
-if TYPE_CHECKING:
-    from .lane import Lane
 
 
 class LaneStore(Protocol):
@@ -48,6 +45,6 @@ class LaneServices:
     chance: random.Random
     recorded: Callable[[str, tuple[AnyRecord, ...]], None]
     settled: Callable[[str], None]
-    lane_idle: Callable[[Lane], None]
+    lane_idle: Callable[[], None]
     failpoints: Failpoints = NO_FAILPOINTS
     counts: Counter[str] = field(default_factory=Counter[str])

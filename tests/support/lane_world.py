@@ -16,8 +16,8 @@ from store_builders import Clock
 
 from laneway import Agent, FunctionModel, Tool
 from laneway.actors.host import LaneHost
-from laneway.actors.lane.lane import Settlement
 from laneway.actors.lane.settings import LaneSettings
+from laneway.actors.lane.values import Settlement
 from laneway.actors.store_client import LocalLink
 from laneway.agents.protocol import Delta
 from laneway.agents.registry import Registry
