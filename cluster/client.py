@@ -59,7 +59,10 @@ class Client:
             async def ask(host: Host, wait_s: float = wait_s) -> Settlement | None:
                 return await host.settlement(conversation_id, submission_id, wait_s)
 
-            settled = await self._with_owner(conversation_id, ask, None if deadline is None else remaining + _POLL_S)
+            try:
+                settled = await self._with_owner(conversation_id, ask, None if deadline is None else wait_s)
+            except StoreUnavailable:
+                settled = None  # nobody answered for so long: it is open as far as anybody can tell
             if settled is not None:
                 return settled
             if deadline is not None and time.monotonic() >= deadline:

@@ -25,6 +25,7 @@ class Settings(BaseSettings):
     idle_s: float = Field(300.0, gt=0)
     lease_ttl_s: float = Field(10.0, ge=0.5, le=3600)
     sweep_s: float = Field(5.0, gt=0, le=3600)
+    recoveries_max: int = Field(10, ge=0, le=1_000_000)
     stepwise: bool = False
     record_deltas: bool = False
     spare_actors: int = Field(1, ge=0, le=16)
@@ -33,6 +34,7 @@ class Settings(BaseSettings):
     def lane_settings(self) -> LaneSettings:
         """What the lanes of each process are told."""
         return LaneSettings(
+            recoveries_max=self.recoveries_max,
             stepwise=self.stepwise,
             record_deltas=self.record_deltas,
             lanes_per_actor=self.lanes_per_actor,

@@ -19,6 +19,7 @@ from .records import (
     InputRecorded,
     ModelInterrupted,
     ModelResponded,
+    RecoveryDecided,
     RunCompleted,
     RunStarted,
     SubmissionSettled,
@@ -74,6 +75,8 @@ class RunView:
     started: RunStarted
     turns: list[TurnView] = field(default_factory=list[TurnView])
     interruptions: int = 0
+    stalled: int = 0
+    """Recoveries since something new was recorded: what tells poison work from bad luck (Specification 16)."""
     completed: RunCompleted | None = None
 
     @property
@@ -122,12 +125,17 @@ class ConversationView:
                 self.run_by_submission[record.submission_id] = record.run_id
             case ModelResponded():
                 self._add_turn(record)
+            case RecoveryDecided():
+                run = self.run_of(record.submission_id)
+                if run is not None:
+                    run.stalled += 1
             case ModelInterrupted():
                 self.runs[record.run_id].interruptions += 1
             case ToolCallPrepared():
                 self._prepare(record)
             case ToolCallSettled():
                 self.calls[record.call_id].settled = record
+                self.runs[record.run_id].stalled = 0
             case ToolCallUnknown():
                 self.calls[record.call_id].unknown = record
             case ToolCallResolved():
@@ -143,7 +151,7 @@ class ConversationView:
             case SubmissionSettled():
                 self._settle(record)
             case _:
-                pass  # deltas, steps, compaction, recovery decisions and repairs change no turn
+                pass  # deltas, steps, compaction and repairs change no turn
 
     def run_of(self, submission_id: str) -> RunView | None:
         """The run of a submission, None before it has started or after it was folded away."""
@@ -155,7 +163,9 @@ class ConversationView:
             CallView(call, record.run_id, record.turn, position) for position, call in enumerate(record.tool_calls)
         ]
         turn = TurnView(record, calls)
-        self.runs[record.run_id].turns.append(turn)
+        run = self.runs[record.run_id]
+        run.turns.append(turn)
+        run.stalled = 0
         self.entries.append(turn)
         for call in calls:
             self.calls[call.call.id] = call

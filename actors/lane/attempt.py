@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from ...agents.agent import Agent
 from ...agents.protocol import Delta, ModelRequest
 from ...agents.reconcile import Completed, Reconciliation, SafeToRetry
 from ...agents.tools import Tool, ToolContext
+from ...recovery.backoff import backoff_s
 from ...recovery.classify import Decision
 from ...storage.commands import (
     AbortAnswer,
@@ -69,6 +71,7 @@ class Attempt:
         self._feed = feed
         self._run_id = facts.run_id_of(row.submission_id)
         self._agent: Agent | None = services.registry.get(row.agent)
+        self._pause_s = 0.0
         self._effects: set[asyncio.Task[Any]] = set()
 
     # --- beginnings --------------------------------------------------------------------------------------------------
@@ -92,6 +95,8 @@ class Attempt:
             self._outbox.record(
                 facts.model_interrupted(self._run_id, len(run.turns) + 1, self.attempt_id, 0, "its owner was lost")
             )
+        if run is not None and run.stalled > 1:
+            self._pause_s = backoff_s(run.stalled - 1, self._services.chance)
         _log.info("%s: recovering %s: %s", self._row.conversation_id, self.submission_id, decision.name)
 
     async def abort(self, abort_id: str, author: str, reason: str) -> AbortAnswer:
@@ -122,9 +127,13 @@ class Attempt:
         while True:
             self._notice_abort()
             action = turn.next_action(self._row, self._view, agent.turns_max)
-            if self._out_of_time(agent) and isinstance(action, turn.CallModel | turn.RunCalls):
-                error = ErrorFact(code="run_timeout", message=f"the run took more than {agent.run_timeout_s} s")
-                action = turn.Complete("failed", error=error)
+            if isinstance(action, turn.CallModel | turn.RunCalls):
+                over = self._no_more(agent)
+                if over is not None:
+                    action = turn.Complete("failed", error=over)
+                elif self._pause_s:
+                    await self._pause(agent)
+                    continue
             match action:
                 case turn.ApplyInput():
                     self._apply_input()
@@ -373,6 +382,24 @@ class Attempt:
             self._outbox.record(facts.call_unknown(call, "aborted before its outcome was known"))
 
     # --- interruption ------------------------------------------------------------------------------------------------
+
+    def _no_more(self, agent: Agent) -> ErrorFact | None:
+        """Why nothing more may be tried: the run is out of time, or it takes down every process that runs it."""
+        if self._out_of_time(agent):
+            return ErrorFact(code="run_timeout", message=f"the run took more than {agent.run_timeout_s} s")
+        run = self._view.run_of(self.submission_id)
+        most = self._services.settings.recoveries_max
+        if run is not None and run.stalled > most:
+            message = f"its owner was lost {run.stalled} times without anything new; the limit is {most}"
+            return ErrorFact(code="recoveries_exhausted", message=message)
+        return None
+
+    async def _pause(self, agent: Agent) -> None:
+        """Work that takes its process down again and again waits longer each time, and its neighbours get on."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        await self._outbox.flush()
+        with contextlib.suppress(Interrupted):
+            await self._interruptible(asyncio.sleep(pause_s), agent)
 
     def _out_of_time(self, agent: Agent) -> bool:
         remaining = self._remaining_s(agent)
