@@ -135,7 +135,7 @@ class ConversationView:
                 self._prepare(record)
             case ToolCallSettled():
                 self.calls[record.call_id].settled = record
-                self.runs[record.run_id].stalled = 0
+                self.runs[self.calls[record.call_id].run_id].stalled = 0
             case ToolCallUnknown():
                 self.calls[record.call_id].unknown = record
             case ToolCallResolved():
