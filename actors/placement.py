@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -55,3 +55,12 @@ class Placement:
             self._loads[before] -= 1
         self._of[conversation_id] = actor
         self._loads[actor] += 1
+
+
+def emptiest_node(cpus: Mapping[str, float], members: Mapping[str, int]) -> str | None:
+    """The node (id → CPUs) for the next process: fewest `members` a CPU; one without CPUs only when all are.
+
+    None where no node is known. Ray's own spreading may put several actors without resources on one node.
+    """
+    able = {node: count for node, count in cpus.items() if count > 0} or dict(cpus)
+    return min(able, key=lambda node: (members.get(node, 0) / (able[node] or 1), node), default=None)

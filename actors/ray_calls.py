@@ -13,6 +13,7 @@ import ray.util
 from ray import cloudpickle as _cloudpickle
 from ray.exceptions import RayError
 from ray.experimental import internal_kv as _internal_kv
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..storage.commands import Answer, Rejected, Unit, decode_answers, encode_units
 from ..storage.errors import LanewayError, NotFound, StoreUnavailable
@@ -42,6 +43,17 @@ def named_actors(namespace: str) -> list[str]:
 def node_id() -> str:
     """The node that this process runs on."""
     return str(ray.get_runtime_context().get_node_id())
+
+
+def nodes_alive() -> dict[str, float]:
+    """The CPUs of each node of the cluster that is alive. Blocks for a call to Ray's control plane."""
+    nodes: list[dict[str, Any]] = ray.nodes()
+    return {node["NodeID"]: float(node["Resources"].get("CPU", 0.0)) for node in nodes if node["Alive"]}
+
+
+def on_node(node: str) -> NodeAffinitySchedulingStrategy:
+    """On that node, or on another one should it be gone by then."""
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=True)
 
 
 def to_pickle(value: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ from ..storage.ids import new_id
 from ..storage.readback import wall_clock_ms
 from .conversation_actor import RemoteConversationActor
 from .lane.settings import LaneSettings
+from .placement import emptiest_node
 from .quiet import quiet_process
-from .ray_calls import RAY_FAILURES, RayLink, actor_class, answered, answering, named_actors
+from .ray_calls import RAY_FAILURES, RayLink, actor_class, answered, answering, named_actors, nodes_alive, on_node
 from .supervisor import Member, Supervisor
 
 MEMBER_PREFIX = "conversations-"
@@ -42,16 +44,24 @@ class RayCrew:
     def __init__(self, plan: RuntimePlan, store: Any) -> None:
         self._plan = plan
         self._store = store
+        self._homes: dict[str, str] = {}
 
     async def start(self) -> Member:
         name = new_id(MEMBER_PREFIX.rstrip("-")).replace("_", "-")
+        chosen = emptiest_node(await asyncio.to_thread(nodes_alive), Counter(self._homes.values()))
+        if chosen is not None:
+            self._homes[name] = chosen  # counted from now on: several start at once
         handle = RemoteConversationActor.options(
-            name=name, namespace=self._plan.namespace, lifetime="detached", scheduling_strategy="SPREAD"
+            name=name,
+            namespace=self._plan.namespace,
+            lifetime="detached",
+            scheduling_strategy=on_node(chosen) if chosen else "SPREAD",
         ).remote(self._store, self._plan.namespace, self._plan.import_paths, self._plan.lane)
         try:
             owner_id, pid = await handle.start.remote()
-            node = await handle.node.remote()
+            node = self._homes[name] = await handle.node.remote()
         except RAY_FAILURES as error:
+            self._homes.pop(name, None)
             raise StoreUnavailable(f"a process did not come up: {error}", code="actor_not_started") from error
         return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
 
@@ -64,7 +74,7 @@ class RayCrew:
                 handle = ray.get_actor(name, namespace=self._plan.namespace)
                 async with asyncio.timeout(_ANSWER_S):
                     owner_id, pid, resident = await handle.identity.remote()
-                    node = await handle.node.remote()
+                    node = self._homes[name] = await handle.node.remote()
             except (TimeoutError, *RAY_FAILURES, ValueError):
                 continue
             member = Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
@@ -75,11 +85,12 @@ class RayCrew:
         while True:
             try:
                 await member.handle.until_end.remote()
-                return
+                break
             except ActorUnavailableError:
                 await asyncio.sleep(0.2)
             except RAY_FAILURES:
-                return
+                break
+        self._homes.pop(member.name, None)
 
     async def activate(self, member: Member, conversation_ids: list[str]) -> None:
         try:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from ..storage.errors import InvalidInput, ModelError
+from ..storage.errors import InvalidInput, ModelError, described
 from ..storage.values import DEFAULT_LIMITS, check_text
 from .fingerprint import function_digest
 from .protocol import Delta, Emit, ModelRequest, ModelResponse
@@ -52,7 +52,7 @@ class FunctionModel:
             raise
         except (Exception, SystemExit) as error:
             raise ModelError(
-                f"{self._name} raised {type(error).__name__}: {error}"[:_MESSAGE_LENGTH_MAX],
+                f"{self._name} raised {described(error)}"[:_MESSAGE_LENGTH_MAX],
                 code="model_failed",
                 retryable=bool(getattr(error, "retryable", False)),
                 exception=type(error).__name__,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..storage.errors import InvalidInput, ModelError
+from ..storage.errors import InvalidInput, ModelError, described
 from ..storage.values import DEFAULT_LIMITS, check_json, check_text
 from .fingerprint import function_digest
 from .protocol import Emit, ModelRequest, ModelResponse
@@ -165,7 +165,7 @@ def _translated(name: str, started: list[bool]) -> Generator[None]:
 def _classified(name: str, error: Exception, started: bool) -> ModelError:
     from pydantic_ai import exceptions
 
-    message = f"{name}: {type(error).__name__}: {error}"
+    message = f"{name}: {described(error)}"
     status = getattr(error, "status_code", None)
     details: dict[str, Any] = {}
     if isinstance(status, int):

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..storage.errors import ToolError
+from ..storage.errors import ToolError, described
 
 
 async def run_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -49,4 +49,4 @@ def contained(error: BaseException) -> Exception:
     """`error` itself, or a ToolError in the place of one that a future refuses or that would end the event loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return ToolError(f"the function raised {type(error).__name__}: {str(error)[:500]}")
+    return ToolError(f"the function raised {described(error)[:500]}")

@@ -222,8 +222,9 @@ def tool(
 ) -> Tool | Callable[[ToolFunction], Tool]:
     """Make a tool of a function, sync or async: `@tool`, or `@tool(effect="idempotent", timeout_s=5.0)`.
 
-    The JSON schema comes from the type hints. `approval` is a flag or `approval(arguments) -> bool`; `reconcile` is
-    described in `laneway.agents.reconcile`; `version` replaces the source text in the definition's digest.
+    The JSON schema comes from the type hints. `approval`, a flag or `approval(arguments) -> bool`, is recorded in
+    the definition, but nothing waits for an approval yet: the tool runs at once. `reconcile` is described in
+    `laneway.agents.reconcile`; `version` replaces the source text in the definition's digest.
 
     Raises: InvalidInput with `field` for a declaration that cannot work.
     """

@@ -102,7 +102,7 @@ def export(
         if as_json:
             print_json(written)
         else:
-            print(printable(f"{written['conversations']} conversations written to {output}"))
+            print(printable(f"{_counted(len(names) - failed, 'conversation')} written to {output}"))
     if failed:
         raise typer.Exit(FAILED)
 
@@ -204,9 +204,13 @@ def _print_report(report: Report, where: str) -> None:
     for problem in report.problems:
         print(_problem_line(problem))
     counts = [f"{count:,} {outcome}" for outcome, count in sorted((report.outcomes | report.open).items())]
-    print(printable(f"{where}: {report.conversations:,} conversations, {report.records:,} records"))
-    print(f"{report.submissions:,} submissions{': ' if counts else ''}{', '.join(counts)}")
-    print(f"{len(report.problems):,} problems" if report.problems else "no problems")
+    print(printable(f"{where}: {_counted(report.conversations, 'conversation')}, {_counted(report.records, 'record')}"))
+    print(f"{_counted(report.submissions, 'submission')}{': ' if counts else ''}{', '.join(counts)}")
+    print(_counted(len(report.problems), "problem") if report.problems else "no problems")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _problem_line(problem: Problem) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ADDRESS_DEFAULT = "auto"
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs; text for people goes nowhere.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and no text for people.")]
 Namespace = Annotated[
     str | None,
     typer.Option(
@@ -78,7 +78,8 @@ def running(namespace: str | None, address: str | None) -> Generator[Runtime]:
         runtime = connect(chosen, namespace=name)
     except RuntimeUnreachable as error:
         raise RuntimeUnreachable(
-            f"{error.message}. Start one with `laneway up --agents module:name`"
+            error.message
+            + ("" if "`laneway up" in error.message else "; start one with `laneway up --agents module:name`")
             + (f", or read its store with --store {remembered.store}" if remembered else ""),
             code=error.code,
             retryable=error.retryable,

@@ -75,7 +75,9 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "tool_call_prepared": lambda record: f"{record['tool']} ({record['effect']})",
     "tool_call_settled": _settled_call,
     "tool_call_unknown": lambda record: record["reason"],
-    "tool_call_resolved": lambda record: f"{record['resolution']} by {record['author']}: {record['reason']}",
+    "tool_call_resolved": lambda record: (
+        f"{record['resolution']} by {record['author']}" + (f": {record['reason']}" if record["reason"] else "")
+    ),
     "abort_requested": lambda record: f"by {record['author']}: {record['reason']}",
     "recovery_decided": lambda record: f"epoch {record['epoch']}: {record['decision']}  {record['evidence']}",
     "run_completed": lambda record: record["outcome"],

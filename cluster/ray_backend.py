@@ -209,7 +209,8 @@ class RayBackend:
             self._store = RemoteStoreActor.options(name=STORE_NAME, **options).remote(plan.store_path, plan.lane.limits)
         except ValueError as error:
             raise LanewayError(
-                f"namespace {self._namespace} has a runtime already: connect to it, stop it, or name another namespace",
+                f"namespace {self._namespace} has a runtime already: use it, end it with `laneway down`, "
+                "or name another namespace",
                 code="runtime_exists",
                 namespace=self._namespace,
             ) from error
@@ -239,7 +240,8 @@ class RayBackend:
             return ray.get_actor(name, namespace=self._namespace)
         except ValueError as error:
             raise RuntimeUnreachable(
-                f"no runtime is up in namespace {self._namespace}; `laneway up` starts one", namespace=self._namespace
+                f"no runtime is up in namespace {self._namespace}; start one with `laneway up --agents module:name`",
+                namespace=self._namespace,
             ) from error
 
 

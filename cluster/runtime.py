@@ -283,8 +283,10 @@ class Runtime:
     async def only_agent(self) -> str:
         """The agent's name where the runtime has just one. Raises: InvalidInput with field "agent"."""
         names = await self.client.backend.agent_names()
-        if len(names) != 1:
-            raise InvalidInput(f"name the agent: this runtime has {', '.join(names) or 'none'}", field="agent")
+        if not names:
+            raise InvalidInput("this runtime has no agents: it gets them with `agents` when it starts", field="agent")
+        if len(names) > 1:
+            raise InvalidInput(f"name the agent: this runtime has {', '.join(names)}", field="agent")
         return names[0]
 
     def _finish(self, *, shut_down: bool) -> None:

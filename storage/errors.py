@@ -30,6 +30,15 @@ class LanewayError(Exception):
         return {"code": self.code, "message": self.message, "retryable": self.retryable, "details": self.details}
 
 
+def described(error: BaseException) -> str:
+    """The type and the text of any exception, and of one whose text cannot be had its type alone."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # the text is made by foreign code, and a failure's report must not fail itself
+        return name
+
+
 def _rebuild(
     cls: type[LanewayError], message: str, code: str, retryable: bool, details: dict[str, Any]
 ) -> LanewayError:

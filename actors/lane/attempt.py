@@ -48,6 +48,10 @@ class Interrupted(Exception):
     """An effect was ended from outside: by an abort or by the run's deadline."""
 
 
+class SelfCancelled(Exception):
+    """An effect cancelled its own task. Nobody asked for that: it is a failure like any other."""
+
+
 class Attempt:
     """Owns one submission under one epoch. A refused write ends it; nothing that it does later can count (DUR-006)."""
 
@@ -101,7 +105,8 @@ class Attempt:
 
     async def abort(self, abort_id: str, author: str, reason: str) -> AbortAnswer:
         """The command is canonical before anything is interrupted (Specification 13)."""
-        if self._row.abort is None:
+        asked_before = self._row.abort is not None
+        if not asked_before:
             abort = Abort(abort_id=abort_id, author=author, reason=reason, at_ms=self._services.now_ms())
             self._row = msgspec.structs.replace(self._row, abort=abort)
             self._outbox.command(
@@ -111,8 +116,8 @@ class Attempt:
         await self._outbox.flush()  # a second abort, too, is answered when the first one is durable
         self._interrupt()
         assert self._row.abort is not None
-        answer = self._outbox.abort_answer
-        return answer or AbortAnswer(abort=self._row.abort, state=State.RUNNING, replayed=True)
+        answer = self._outbox.abort_answer or AbortAnswer(abort=self._row.abort, state=State.RUNNING, replayed=True)
+        return msgspec.structs.replace(answer, replayed=answer.replayed or asked_before)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -251,8 +256,9 @@ class Attempt:
                     await deltas.close()
         except Interrupted:
             return
-        except ModelError as error:
-            self._outbox.record(facts.run_completed(self._run_id, "failed", None, effects.error_fact(error)))
+        except (ModelError, SelfCancelled) as error:
+            code = error.code if isinstance(error, ModelError) else "model_failed"
+            self._outbox.record(facts.run_completed(self._run_id, "failed", None, effects.error_fact(error, code)))
             self.over = True
             return
         if self._row.abort is None:  # what arrives behind an abort is no part of the conversation (DUR-012)
@@ -301,6 +307,8 @@ class Attempt:
             )
         except Interrupted:
             return
+        except SelfCancelled as error:
+            outcome = effects.Failed(effects.error_fact(error))
         self._services.failpoints.hit(Point.AFTER_TOOL)
         match outcome:
             case effects.Succeeded(result, keys):
@@ -426,6 +434,8 @@ class Attempt:
             current = asyncio.current_task()
             if self._row.abort is not None and current is not None and not current.cancelling():
                 raise Interrupted from None
+            if current is not None and not current.cancelling():
+                raise SelfCancelled("the call cancelled its own task") from None
             raise
         except TimeoutError:
             if deadline.expired():

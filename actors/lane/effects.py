@@ -14,7 +14,8 @@ from ...agents.reconcile import Reconciliation
 from ...agents.responses import check_response
 from ...agents.tools import Tool, ToolContext, ToolMessage
 from ...recovery.backoff import backoff_s
-from ...storage.errors import InvalidInput, LanewayError, ModelError
+from ...storage.errors import InvalidInput, LanewayError, ModelError, described
+from ...storage.failpoints import SimulatedCrash
 from ...storage.records import ErrorFact
 from ...storage.values import check_json
 from .settings import LaneSettings
@@ -53,7 +54,7 @@ def error_fact(error: BaseException, code: str | None = None) -> ErrorFact:
     if isinstance(error, LanewayError):
         text, found = error.message, error.code
     else:
-        text, found = f"{type(error).__name__}: {error}", "tool_failed"
+        text, found = described(error), "tool_failed"
     return ErrorFact(code=_clean(code or found, _CODE_LENGTH_MAX), message=_clean(text, ERROR_LENGTH_MAX))
 
 
@@ -61,10 +62,12 @@ def _clean(text: str, length_max: int) -> str:
     return text[:length_max].encode("utf-8", "replace").decode()
 
 
-def _is_ending() -> bool:
-    """Whether somebody asked this task to end; a cancellation that leaks out of an effect's own tasks did not."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _passes(error: BaseException) -> bool:
+    """Whether what came out of an effect is none of its failures: whatever a user's code raises ends its call alone."""
+    if isinstance(error, asyncio.CancelledError):  # one that leaks out of an effect's own tasks asks nobody to end
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, SimulatedCrash)
 
 
 async def call_model(
@@ -92,14 +95,14 @@ async def call_model(
                 return check_response(await model.respond(request, emit), limits=settings.limits)
         except ModelError as failure:
             error = failure
-        except (Exception, asyncio.CancelledError) as failure:
-            if isinstance(failure, asyncio.CancelledError) and _is_ending():
+        except BaseException as failure:
+            if _passes(failure):
                 raise
             if deadline.expired():
                 message = f"the model gave no answer within {agent.model_timeout_s} s"
                 error = ModelError(message, code="model_timeout", retryable=True)
             else:
-                error = ModelError(f"the model raised {type(failure).__name__}: {failure}"[:ERROR_LENGTH_MAX])
+                error = ModelError(f"the model raised {described(failure)}"[:ERROR_LENGTH_MAX])
         if not error.retryable or attempt == agent.model_attempts_max:
             raise error
         await interrupted(attempt, error)
@@ -119,8 +122,8 @@ async def call_tool(tool: Tool, context: ToolContext, arguments: dict[str, Any],
     try:
         async with deadline:
             value = await tool.call(context, arguments)
-    except (Exception, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and _is_ending():
+    except BaseException as error:
+        if _passes(error):
             raise
         if not deadline.expired():
             return Failed(error_fact(error))
@@ -147,7 +150,7 @@ async def reconcile(tool: Tool, context: ToolContext, arguments: dict[str, Any])
     try:
         async with asyncio.timeout(tool.timeout_s):
             return await tool.run_reconcile(context, arguments)
-    except (Exception, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and _is_ending():
+    except BaseException as error:
+        if _passes(error):
             raise
         return None

@@ -58,7 +58,8 @@ class Lane:
         self._attempt: Attempt | None = None
         self._last_attempt_id: str | None = None
         self._last_queue_sequence = 0
-        self._admitting = asyncio.Lock()
+        self._admitting = asyncio.Lock()  # one submission at a time may claim, and they are admitted in their order
+        self._on_their_way = 0  # submissions that only join the queue: their commits may travel together
         self._woken = False
         self._abandoned_aborts = False
         self.feed = Feed()
@@ -69,7 +70,7 @@ class Lane:
     @property
     def at_rest(self) -> bool:
         """Whether nothing runs and nobody submits: the lane may leave memory."""
-        return self._task is None and not self._admitting.locked()
+        return self._task is None and not self._admitting.locked() and not self._on_their_way
 
     @property
     def idle(self) -> bool:
@@ -81,22 +82,34 @@ class Lane:
         self.used_at = self._services.monotonic()
         try:
             async with self._admitting:
-                return await self._admit(admission)
+                receipt = await self._admit_and_claim(admission)
+                if receipt is not None:
+                    return receipt
+                self._on_their_way += 1
         finally:
             if self._woken and not self._admitting.locked():
                 self._woken = False
                 self.wake()
+        try:
+            receipt = await self._admit(admission)
+        finally:
+            self._on_their_way -= 1
+        self.wake()
+        return receipt
 
-    async def _admit(self, admission: Admission) -> Receipt:
-        if self._may_run and self._task is None and not self._services.settings.stepwise and not self._closing:
-            if self._view is None:
-                # Most lanes that start are new conversations: the store says so, or refuses the unit by its tail.
-                receipt = await self._submit_and_claim(admission, ConversationView())
-                if receipt is not None:
-                    return receipt
-            receipt = await self._submit_and_claim(admission, await self._loaded())
+    async def _admit_and_claim(self, admission: Admission) -> Receipt | None:
+        """Admission and claim in one commit; None when the lane has, or is about to have, other work."""
+        at_work = self._task is not None or self._on_their_way
+        if not self._may_run or at_work or self._services.settings.stepwise or self._closing:
+            return None
+        if self._view is None:
+            # Most lanes that start are new conversations: the store says so, or refuses the unit by its tail.
+            receipt = await self._submit_and_claim(admission, ConversationView())
             if receipt is not None:
                 return receipt
+        return await self._submit_and_claim(admission, await self._loaded())
+
+    async def _admit(self, admission: Admission) -> Receipt:
         commands = admission_commands(admission)
         together = commands[:1] if self._services.settings.stepwise else commands
         accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=together))
@@ -107,7 +120,6 @@ class Lane:
             step = msgspec.structs.replace(command, submission_id=admitted.receipt.submission_id)
             await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(step,)))
         self._last_queue_sequence = max(self._last_queue_sequence, admitted.receipt.queue_sequence)
-        self.wake()
         return admitted.receipt
 
     @property

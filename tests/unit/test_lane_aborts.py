@@ -148,6 +148,7 @@ async def test_the_first_abort_counts_and_repeats_are_idempotent(world: World) -
     await gate.reached()
     answers = await asyncio.gather(*(process.abort(receipt, f"abt_{number}") for number in range(5)))
     assert {answer.abort.abort_id for answer in answers} == {"abt_0"}
+    assert [answer.replayed for answer in answers] == [False, True, True, True, True]
     assert world.row(receipt).abort is not None  # durable before any of them was answered
     await process.settled(receipt)
     again = await process.abort(receipt, "abt_0")

@@ -229,6 +229,28 @@ async def leak() -> str:
     raise asyncio.CancelledError  # as one that leaks out of a library's own task group
 
 
+class Panic(BaseException):
+    """As extension modules raise it: no Exception."""
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@tool(effect="idempotent")
+async def panic(kind: str) -> str:
+    raise {"panic": Panic, "interrupt": KeyboardInterrupt, "exit": GeneratorExit, "mute": Mute}[kind]
+
+
+@tool(effect="idempotent")
+async def cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
 @pytest.mark.requirement("DUR-008")
 @pytest.mark.parametrize(
     ("declared", "code"),
@@ -240,6 +262,11 @@ async def leak() -> str:
         (call("nobody", {}), "tool_missing"),
         (call("explode", {}), "tool_failed"),
         (call("leak", {}), "tool_failed"),
+        (call("panic", {"kind": "panic"}), "tool_failed"),
+        (call("panic", {"kind": "interrupt"}), "tool_failed"),
+        (call("panic", {"kind": "exit"}), "tool_failed"),
+        (call("panic", {"kind": "mute"}), "tool_failed"),
+        (call("cancel_itself", {}), "tool_failed"),
         (call("huge", {}), "tool_result_invalid"),
         (call("nan", {}), "tool_result_invalid"),
         (call("surrogate", {}), "tool_result_invalid"),
@@ -259,7 +286,7 @@ async def test_a_call_that_cannot_be_answered_well_is_answered_with_its_error(
     given = {"huge": "x" * (2 << 20), "nan": math.nan, "surrogate": "\ud800", "wide": 2**64, "object": object()}
     tools = [noted(world, name, result=value) for name, value in {**given, "deep": nested}.items()]
     script = Script(calls(declared), "sorry")
-    process = await world.process(agent_of(script, add, explode, leak, *tools))
+    process = await world.process(agent_of(script, add, explode, leak, panic, cancel_itself, *tools))
     assert (await process.run("go")).text == "sorry"
     (result,) = results(world)
     assert result.outcome == "failed"
@@ -481,8 +508,23 @@ async def test_a_model_that_fails_for_good_settles_failed_with_a_bounded_error(
     world.converged()
 
 
-async def test_a_model_that_raises_anything_settles_failed(world: World) -> None:
-    process = await world.process(agent_of(Script(asyncio.CancelledError())))
+@pytest.mark.parametrize(
+    "error",
+    [asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(1), GeneratorExit(), Panic("x"), Mute()],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_model_that_raises_anything_settles_failed(world: World, error: BaseException) -> None:
+    process = await world.process(agent_of(Script(error)))
+    settlement = await process.run("go")
+    assert settlement.error is not None
+    assert (settlement.outcome, settlement.error["code"]) == ("failed", "model_failed")
+
+
+async def test_a_model_that_cancels_its_own_task_settles_failed(world: World) -> None:
+    async def answer(request: Any) -> str:
+        return str(await cancel_itself.function())
+
+    process = await world.process(agent_of(Script(answer)))
     settlement = await process.run("go")
     assert settlement.error is not None
     assert (settlement.outcome, settlement.error["code"]) == ("failed", "model_failed")
@@ -639,6 +681,26 @@ async def test_many_lanes_share_their_commits(world: World) -> None:
     info = world.store.info()
     assert info.units == 100
     assert info.commits < 50
+    world.converged()
+
+
+async def test_submissions_of_one_conversation_share_their_commits(world: World) -> None:
+    """They stand in the order of asking; a long queue must not cost a commit for each admission."""
+    gate = Gate()
+
+    async def answer(request: Any) -> str:
+        await gate.wait()
+        return "done"
+
+    process = await world.process(agent_of(Script(answer)))
+    await process.submit("first")
+    await gate.reached()
+    before = world.store.info().commits
+    receipts = await asyncio.gather(*(process.submit(f"q{number}") for number in range(200)))
+    assert world.store.info().commits - before < 20
+    assert [receipt.queue_sequence for receipt in receipts] == list(range(2, 202))
+    gate.open()
+    await process.settled(receipts[-1])
     world.converged()
 
 

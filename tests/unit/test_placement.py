@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laneway.actors.placement import Placement
+from laneway.actors.placement import Placement, emptiest_node
 
 
 def test_each_conversation_gets_an_actor_of_its_own_while_there_is_room() -> None:
@@ -50,3 +50,19 @@ def test_a_conversation_that_moved_is_counted_once() -> None:
     placement.learn("a2", ["x"])
     assert placement.loads() == {"a1": 0, "a2": 1}
     assert placement.actor_of("x") == "a2"
+
+
+def test_the_node_with_the_fewest_processes_a_cpu_is_taken() -> None:
+    """Half of the lanes on each of two equal nodes, twice as many where there are twice the CPUs."""
+    cpus = {"a": 2.0, "b": 4.0, "head": 0.0}
+    members = dict.fromkeys(cpus, 0)
+    for _ in range(6):
+        node = emptiest_node(cpus, members)
+        assert node is not None
+        members[node] += 1
+    assert members == {"a": 2, "b": 4, "head": 0}
+
+
+def test_nodes_without_cpus_are_better_than_none() -> None:
+    assert emptiest_node({"head": 0.0, "tail": 0.0}, {"head": 1}) == "tail"
+    assert emptiest_node({}, {}) is None

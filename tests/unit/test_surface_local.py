@@ -251,3 +251,16 @@ async def test_the_sweep_finds_what_nobody_looks_for() -> None:
     Conversation(store).submit("sub_1", text='{"content":"hi"}')
     await until(lambda: (row := store.lookup("sub_1")) is not None and row.settled)
     await backend.stop(shut_down=True)
+
+
+def test_a_tool_with_approval_runs_at_once_as_long_as_lanes_know_no_approvals() -> None:
+    """The README and `tool` say so; this changes with them."""
+    careful = tool(effect="idempotent", approval=True, name="add")(add.function)
+    with laneway.local(support(tools=[careful])) as runtime:
+        settlement = runtime.conversation("order-42").submit("how much?").result(timeout=10)
+        assert (settlement.outcome, settlement.text) == ("completed", "three")
+
+
+def test_a_runtime_without_agents_says_so() -> None:
+    with laneway.local([]) as runtime, pytest.raises(InvalidInput, match="this runtime has no agents"):
+        runtime.conversation("order-42").submit("hello")
