@@ -31,6 +31,7 @@ from ...storage.projection import ConversationView
 from ...storage.records import AnyRecord, decode_records, encode_records
 from . import facts
 from .attempt import Attempt
+from .claimed import Claimed
 from .feed import Feed
 from .outbox import Outbox
 from .services import LaneServices
@@ -185,7 +186,7 @@ class Lane:
         row = facts.admitted_row(admission, self.conversation_id, claim, sequence)
         outbox = self._outbox(row.submission_id, claim.token, None, view)
         outbox.command(*admission_commands(admission), claim)
-        attempt = Attempt(row, claim.attempt_id, outbox, view, self._services, self.feed)
+        attempt = Attempt(self._claimed(row, claim.attempt_id, outbox, view))
         attempt.prepare_start()
         try:
             await outbox.flush()
@@ -293,11 +294,15 @@ class Lane:
         assert self._view is not None
         self._last_attempt_id = grant.attempt_id
         outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, self._view)
-        attempt = Attempt(grant.row, grant.attempt_id, outbox, self._view, self._services, self.feed)
+        attempt = Attempt(self._claimed(grant.row, grant.attempt_id, outbox, self._view))
         self._last_queue_sequence = max(self._last_queue_sequence, grant.row.queue_sequence)
         if grant.recovering:
             attempt.recover(classify(Evidence(grant.row, None, self._view)))
         return attempt
+
+    def _claimed(self, row: Row, attempt_id: str, outbox: Outbox, view: ConversationView) -> Claimed:
+        agent = self._services.registry.get(row.agent)
+        return Claimed(row, attempt_id, agent, outbox, view, self._services, self.feed)
 
     def _claim_command(self, submission_id: str) -> Claim:
         return Claim(

@@ -1,0 +1,135 @@
+"""The calls of one turn: prepared, run, settled; proven or unknown (Specification 10, DUR-009)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ...agents.agent import Agent
+from ...agents.reconcile import Completed, Reconciliation, SafeToRetry
+from ...agents.tools import Tool
+from ...storage.commands import MarkUnknown
+from ...storage.errors import InvalidInput
+from ...storage.failpoints import Point
+from ...storage.projection import CallView
+from ...storage.records import ErrorFact
+from . import effects, facts
+from .claimed import Claimed, Interrupted, SelfCancelled
+
+_log = logging.getLogger("laneway.lane")
+
+
+async def run_calls(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
+    """Prepare all, then run all at once; each result is committed when it is there (Specification 10)."""
+    ready: list[tuple[CallView, Tool, dict[str, Any]]] = []
+    for call in calls:
+        found = _checked_call(claimed.agent, call)
+        if isinstance(found, ErrorFact):
+            claimed.outbox.record(facts.call_failed(call, found))
+            continue
+        tool, arguments = found
+        ready.append((call, tool, arguments))
+        if call.prepared is None or call.resolved is not None:
+            claimed.outbox.record(facts.call_prepared(call, tool))
+    await claimed.outbox.flush()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call, tool, arguments in ready:
+                group.create_task(_run_call(claimed, call, tool, arguments))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # a refused write ends the attempt, whichever call it was for
+
+
+def _checked_call(agent: Agent, call: CallView) -> tuple[Tool, dict[str, Any]] | ErrorFact:
+    tool = agent.tool(call.call.name)
+    if tool is None:
+        return ErrorFact(code="tool_missing", message=f"agent {agent.name} has no tool {call.call.name}")
+    if call.prepared is not None and call.prepared.tool_digest != tool.digest:
+        message = f"tool {tool.name} has changed since this call was prepared; it was not run"
+        return ErrorFact(code="tool_changed", message=message)
+    try:
+        return tool, tool.parse(call.call.arguments)
+    except InvalidInput as error:
+        return effects.error_fact(error)
+
+
+async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dict[str, Any]) -> None:
+    claimed.services.counts["tool_executions"] += 1
+    context = claimed.context(call)
+    try:
+        outcome = await claimed.interruptible(effects.call_tool(tool, context, arguments, claimed.services.settings))
+    except Interrupted:
+        return
+    except SelfCancelled as error:
+        outcome = effects.Failed(effects.error_fact(error))
+    claimed.services.failpoints.hit(Point.AFTER_TOOL)
+    match outcome:
+        case effects.Succeeded(result, keys):
+            claimed.outbox.record(facts.call_succeeded(call, result, message_keys=keys))
+        case effects.Failed(error):
+            claimed.outbox.record(facts.call_failed(call, error))
+        case effects.Unproven():
+            return
+    await claimed.outbox.flush()
+
+
+# --- what nobody can prove ---------------------------------------------------------------------------------------
+
+
+async def reconcile(claimed: Claimed, calls: tuple[CallView, ...]) -> bool:
+    """Seek proof for each call; False when one stays unproven and the submission is Unknown (DUR-009)."""
+    await claimed.outbox.flush()
+    unproven: dict[str, str] = {}
+    for call in calls:
+        proof = await _proof(claimed, call)
+        if proof is None:
+            reason = "prepared and not settled, and nothing proves what became of it"
+            unproven[call.call.id] = reason
+            claimed.outbox.record(facts.call_unknown(call, reason))
+        elif isinstance(proof, Completed):
+            claimed.outbox.record(
+                facts.call_resolved(call, "completed_with_result", "reconciler", proof.evidence, proof.result),
+                facts.call_succeeded(call, proof.result, author="reconciler"),
+            )
+        else:
+            resolution = "safe_to_retry" if isinstance(proof, SafeToRetry) else "never_started"
+            claimed.outbox.record(facts.call_resolved(call, resolution, "reconciler", proof.evidence))
+    if not unproven or claimed.row.abort is not None:
+        await claimed.outbox.flush()
+        return True  # aborted work does not wait for a resolution: it settles, and the evidence stays
+    claimed.outbox.command(
+        MarkUnknown(submission_id=claimed.submission_id, calls=unproven, park=claimed.agent.on_unknown == "park")
+    )
+    await claimed.outbox.flush()
+    claimed.services.counts["unknown"] += 1
+    _log.warning("%s: the outcome of %s is unknown", claimed.submission_id, ", ".join(unproven))
+    return False
+
+
+async def _proof(claimed: Claimed, call: CallView) -> Reconciliation | None:
+    tool = claimed.agent.tool(call.call.name)
+    if tool is None or tool.reconcile is None:
+        return None
+    try:
+        arguments = tool.parse(call.call.arguments)
+    except InvalidInput:
+        return None
+    return await effects.reconcile(tool, claimed.context(call), arguments)
+
+
+def apply_resolutions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
+    for call in calls:
+        known = claimed.row.unknown_calls[call.call.id]
+        assert known.resolution is not None
+        author, reason = known.author or "", known.note or ""
+        claimed.outbox.record(facts.call_resolved(call, known.resolution, author, reason, known.result))
+        if known.resolution == "completed_with_result":
+            claimed.outbox.record(facts.call_succeeded(call, known.result, author=author))
+
+
+def close_for_abort(claimed: Claimed, unproven: tuple[CallView, ...]) -> None:
+    if claimed.submission_id not in claimed.view.aborts:
+        claimed.outbox.record(facts.abort_requested(claimed.row))
+    for call in unproven:
+        claimed.outbox.record(facts.call_unknown(call, "aborted before its outcome was known"))

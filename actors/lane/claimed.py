@@ -1,0 +1,127 @@
+"""What an attempt holds while it drives one submission: the claimed row, its log, and the effects in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...agents.agent import Agent
+from ...agents.tools import ToolContext
+from ...storage.ledger import Row
+from ...storage.projection import CallView, ConversationView, RunView
+from . import facts
+from .feed import Feed
+from .outbox import Outbox
+from .services import LaneServices
+
+_T = TypeVar("_T")
+
+
+class Interrupted(Exception):
+    """An effect was ended from outside: by an abort or by the run's deadline."""
+
+
+class SelfCancelled(Exception):
+    """An effect cancelled its own task. Nobody asked for that: it is a failure like any other."""
+
+
+@dataclass(slots=True)
+class Claimed:
+    """One claimed submission. `row` is the ledger row as this attempt's own writes leave it."""
+
+    row: Row
+    attempt_id: str
+    registered: Agent | None
+    outbox: Outbox
+    view: ConversationView
+    services: LaneServices
+    feed: Feed
+    deadline_passed: bool = False
+    _effects: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    @property
+    def submission_id(self) -> str:
+        return self.row.submission_id
+
+    @property
+    def run_id(self) -> str:
+        return facts.run_id_of(self.row.submission_id)
+
+    @property
+    def run(self) -> RunView | None:
+        return self.view.run_of(self.row.submission_id)
+
+    @property
+    def agent(self) -> Agent:
+        assert self.registered is not None  # without one nothing is driven
+        return self.registered
+
+    def change(self, **fields: Any) -> None:
+        """The row after a command that is on its way to the ledger."""
+        self.row = msgspec.structs.replace(self.row, **fields)
+
+    def context(self, call: CallView) -> ToolContext:
+        return ToolContext(
+            conversation_id=self.row.conversation_id,
+            submission_id=self.submission_id,
+            run_id=call.run_id,
+            call_id=call.call.id,
+            idempotency_key=facts.idempotency_key_of(call.call.id),
+            queue_sequence=self.row.queue_sequence,
+            turn=call.turn,
+            position=call.position,
+            attempt=self.row.attempts,
+            principal=self.row.principal,
+        )
+
+    # --- interruption ------------------------------------------------------------------------------------------------
+
+    def notice_abort(self) -> None:
+        """Take in an abort that another process asked for: the store tells of it with each append."""
+        if self.row.abort is None and self.outbox.abort_seen is not None:
+            self.change(abort=self.outbox.abort_seen)
+
+    def interrupt(self) -> None:
+        for task in list(self._effects):
+            task.cancel()
+
+    @property
+    def out_of_time(self) -> bool:
+        remaining = self._remaining_s()
+        return self.deadline_passed or (remaining is not None and remaining <= 0)
+
+    def _remaining_s(self) -> float | None:
+        """Seconds until the run's deadline, counted from the recorded start, whoever runs it now."""
+        run = self.run
+        if self.agent.run_timeout_s is None or run is None:
+            return None
+        return self.agent.run_timeout_s - (self.services.now_ms() - run.started.started_at_ms) / 1000
+
+    async def interruptible(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await an effect that an abort or the run's deadline may end. Raises: Interrupted, SelfCancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._effects.add(task)
+        if self.row.abort is not None:
+            task.cancel()
+        deadline = asyncio.timeout(self._remaining_s())
+        try:
+            async with deadline:
+                return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self.row.abort is not None and current is not None and not current.cancelling():
+                raise Interrupted from None
+            if current is not None and not current.cancelling():
+                raise SelfCancelled("the call cancelled its own task") from None
+            raise
+        except TimeoutError:
+            if deadline.expired():
+                self.deadline_passed = True  # whatever a wall clock that was set back says
+                raise Interrupted from None
+            raise
+        finally:
+            self._effects.discard(task)

@@ -1,0 +1,70 @@
+"""One model turn: the request, its stream for watchers, and the response as it is recorded (Specification 9)."""
+
+from __future__ import annotations
+
+from ...agents.protocol import Delta, ModelRequest
+from ...agents.tools import Tool
+from ...storage.errors import ModelError
+from ...storage.failpoints import Point
+from ...storage.projection import chat_messages
+from . import effects, facts
+from .claimed import Claimed, Interrupted, SelfCancelled
+from .deltas import DeltaLog
+
+
+async def call_model(claimed: Claimed, number: int) -> bool:
+    """Ask for turn `number` and record the complete response; False when the model failed for good, and so the run."""
+    agent = claimed.agent
+    await claimed.outbox.flush()
+    request = ModelRequest(
+        conversation_id=claimed.row.conversation_id,
+        submission_id=claimed.submission_id,
+        run_id=claimed.run_id,
+        queue_sequence=claimed.row.queue_sequence,
+        turn=number,
+        attempt=claimed.row.attempts,
+        operation_id=f"{claimed.run_id}:{number}",
+        messages=chat_messages(claimed.view),
+        instructions=agent.instructions,
+        tools=[tool.schema() for tool in agent.tools if isinstance(tool, Tool)],
+    )
+
+    async def interrupted(tries: int, error: ModelError) -> None:
+        claimed.feed.turn_over()
+        fact = effects.error_fact(error)
+        reason = f"{fact.code}: {fact.message}"
+        claimed.outbox.record(facts.model_interrupted(claimed.run_id, number, claimed.attempt_id, tries, reason))
+        await claimed.outbox.flush()
+
+    deltas = DeltaLog(claimed.outbox, claimed.run_id, number) if claimed.services.settings.record_deltas else None
+
+    def emit(delta: Delta) -> None:
+        claimed.services.failpoints.hit(Point.DURING_MODEL)
+        claimed.feed.delta(delta)
+        if deltas is not None:
+            deltas.add(delta)
+
+    call = effects.call_model(
+        agent,
+        request,
+        emit,
+        chance=claimed.services.chance,
+        settings=claimed.services.settings,
+        count=lambda: claimed.services.counts.update(("model_calls",)),
+        interrupted=interrupted,
+    )
+    try:
+        try:
+            response = await claimed.interruptible(call)
+        finally:
+            if deltas is not None:
+                await deltas.close()
+    except Interrupted:
+        return True
+    except (ModelError, SelfCancelled) as error:
+        code = error.code if isinstance(error, ModelError) else "model_failed"
+        claimed.outbox.record(facts.run_completed(claimed.run_id, "failed", None, effects.error_fact(error, code)))
+        return False
+    if claimed.row.abort is None:  # what arrives behind an abort is no part of the conversation (DUR-012)
+        claimed.outbox.record(facts.model_responded(claimed.run_id, number, response))
+    return True
