@@ -8,8 +8,9 @@ import sys
 from typing import Any
 
 from ..agents.registry import Registry
-from ..storage.commands import AbortAnswer
+from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.ledger import Receipt
+from .decisions import Decision
 from .host import LaneHost, Poll
 from .lane.feed import Cursor
 from .lane.settings import LaneSettings
@@ -24,7 +25,7 @@ class ConversationActor:
     def __init__(self, store: Any, namespace: str, import_paths: list[str], settings: LaneSettings) -> None:
         quiet_process()
         sys.path.extend(path for path in import_paths if path not in sys.path and os.path.isdir(path))
-        self._host = LaneHost(RayLink(store), Registry(from_pickle(kept_agents(namespace))), settings)
+        self._host = LaneHost(RayLink(store), Registry(*from_pickle(kept_agents(namespace))), settings)
         self._ended = asyncio.Event()
 
     async def start(self) -> tuple[str, int]:
@@ -60,6 +61,10 @@ class ConversationActor:
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer:
         return await self._host.abort(conversation_id, submission_id, abort_id, author, reason)
+
+    @answering
+    async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
+        return await self._host.decide(conversation_id, decision)
 
     @answering
     async def activate(self, conversation_ids: list[str]) -> None:

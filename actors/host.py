@@ -13,15 +13,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..agents.authority import Act, require
 from ..agents.protocol import Delta
 from ..agents.registry import Registry
-from ..storage.commands import AbortAnswer
+from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.errors import InvalidInput, LanewayError, NotFound
 from ..storage.failpoints import NO_FAILPOINTS, Failpoints
 from ..storage.ids import new_id
 from ..storage.ledger import Receipt, Row
 from ..storage.readback import wall_clock_ms
 from ..storage.records import AnyRecord, SubmissionSettled, decode_records
+from .decisions import Decision, carry_out
 from .lane.feed import Cursor
 from .lane.lane import Lane
 from .lane.services import LaneServices
@@ -184,9 +186,22 @@ class LaneHost:
     async def abort(
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer:
-        """DUR-012. Raises: Refused with code "already_settled", NotFound."""
+        """DUR-012. Raises: Refused with code "already_settled" or "not_authorised"; NotFound."""
+        act = Act(
+            action="abort", author=author, reason=reason, conversation_id=conversation_id, submission_id=submission_id
+        )
+        await require(self._registry.authorize, act)
         lane = self._lane_or_visitor(conversation_id)
         return await self._to_its_end(lane.abort(submission_id, abort_id, author, reason))
+
+    async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
+        """What a person decides on open work; the lane goes on when nothing else is waited for.
+
+        Raises: what `decisions.carry_out` raises.
+        """
+        answer = await self._to_its_end(carry_out(self.store, self._registry.authorize, decision))
+        self._lane_or_visitor(conversation_id).wake()
+        return answer
 
     def resident(self) -> list[str]:
         """The conversations whose lanes are in memory here."""

@@ -109,7 +109,7 @@ _BLOCKING_S = 30.0
 
 
 def keep_agents(namespace: str, agents: bytes) -> None:
-    """Leave a runtime's agents with Ray's control plane: they outlive the program that brought them.
+    """Leave a runtime's definitions with Ray's control plane: they outlive the program that brought them.
 
     Actor arguments would do only below 100 kB; larger ones go with their owner, and a restart would miss them.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .agent import Agent
+from .authority import Act
 from .models import (
     Delta,
     Emit,
@@ -24,6 +25,7 @@ from .replay import ReplayModel, replay_agent
 from .tools import Effect, Tool, ToolContext, ToolMessage, tool
 
 __all__ = [
+    "Act",
     "Agent",
     "Completed",
     "Delta",

@@ -10,12 +10,17 @@ from typing import Any
 
 from ..storage.errors import InvalidInput
 from .agent import Agent
+from .authority import Authorize, checked_authorize
 
 
 class Registry:
-    """The agents of a runtime by name. Raises: InvalidInput with `field` "agents" for two agents of one name."""
+    """The agents of a runtime by name, and the check that operators' acts must pass (None: everybody may act).
 
-    def __init__(self, agents: Iterable[Agent]) -> None:
+    Raises: InvalidInput with `field` "agents" for two agents of one name.
+    """
+
+    def __init__(self, agents: Iterable[Agent], authorize: Authorize | None = None) -> None:
+        self.authorize = checked_authorize(authorize)
         self._agents: dict[str, Agent] = {}
         for index, agent in enumerate(agents):
             if not isinstance(agent, Agent):

@@ -80,6 +80,7 @@ class Tool:
     function: ToolFunction
     takes_ctx: bool = True
     parser: Callable[[str], dict[str, Any]] | None = None
+    approval_expires_s: float | None = None
 
     @classmethod
     def raw(
@@ -91,6 +92,7 @@ class Tool:
         parameters: dict[str, Any] | None = None,
         description: str = "",
         approval: Approval = False,
+        approval_expires_s: float | None = None,
         timeout_s: float = TIMEOUT_S_DEFAULT,
         reconcile: Reconciler | None = None,
         version: str | None = None,
@@ -111,6 +113,7 @@ class Tool:
             parameters=_ANY_OBJECT if parameters is None else parameters,
             effect=effect,
             approval=approval,
+            approval_expires_s=approval_expires_s,
             timeout_s=timeout_s,
             reconcile=reconcile,
             version=version,
@@ -200,6 +203,7 @@ def tool(
     *,
     effect: Effect = "uncertain",
     approval: Approval = False,
+    approval_expires_s: float | None = None,
     timeout_s: float = TIMEOUT_S_DEFAULT,
     reconcile: Reconciler | None = None,
     name: str | None = None,
@@ -214,6 +218,7 @@ def tool(
     *,
     effect: Effect = "uncertain",
     approval: Approval = False,
+    approval_expires_s: float | None = None,
     timeout_s: float = TIMEOUT_S_DEFAULT,
     reconcile: Reconciler | None = None,
     name: str | None = None,
@@ -222,9 +227,10 @@ def tool(
 ) -> Tool | Callable[[ToolFunction], Tool]:
     """Make a tool of a function, sync or async: `@tool`, or `@tool(effect="idempotent", timeout_s=5.0)`.
 
-    The JSON schema comes from the type hints. `approval`, a flag or `approval(arguments) -> bool`, is recorded in
-    the definition, but nothing waits for an approval yet: the tool runs at once. `reconcile` is described in
-    `laneway.agents.reconcile`; `version` replaces the source text in the definition's digest.
+    The JSON schema comes from the type hints. With `approval`, a flag or `approval(arguments) -> bool`, no call of the
+    turn runs before a person has decided; after `approval_expires_s` seconds nobody's decision is a denial (None: it
+    waits). `reconcile` is described in `laneway.agents.reconcile`; `version` replaces the source text in the
+    definition's digest.
 
     Raises: InvalidInput with `field` for a declaration that cannot work.
     """
@@ -248,6 +254,7 @@ def tool(
             parameters=schema_of(adapter, target),
             effect=effect,
             approval=approval,
+            approval_expires_s=approval_expires_s,
             timeout_s=timeout_s,
             reconcile=reconcile,
             version=version,
@@ -267,6 +274,7 @@ def _define(
     parameters: dict[str, Any],
     effect: Effect,
     approval: Approval,
+    approval_expires_s: float | None,
     timeout_s: float,
     reconcile: Reconciler | None,
     version: str | None,
@@ -277,8 +285,9 @@ def _define(
         raise InvalidInput(f"tool {name} must be a function that returns its result", field="function")
     if effect not in get_args(Effect):
         raise InvalidInput(f"effect of tool {name} must be one of {', '.join(get_args(Effect))}", field="effect")
-    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 < timeout_s < math.inf:
-        raise InvalidInput(f"timeout_s of tool {name} must be a number of seconds above 0", field="timeout_s", limit=0)
+    _check_seconds(timeout_s, "timeout_s", name)
+    if approval_expires_s is not None:
+        _check_seconds(approval_expires_s, "approval_expires_s", name)
     if not isinstance(approval, bool) and not callable(approval):
         raise InvalidInput(f"approval of tool {name} must be a bool or a function of the arguments", field="approval")
     if reconcile is not None and not callable(reconcile):
@@ -297,6 +306,8 @@ def _define(
         "version": version,
         "source": function_digest(function) if version is None else None,
     }
+    if approval_expires_s is not None:
+        identity["approval_expires_s"] = float(approval_expires_s)
     return cls(
         name=name,
         description=description,
@@ -309,7 +320,13 @@ def _define(
         function=function,
         takes_ctx=takes_ctx,
         parser=parser,
+        approval_expires_s=None if approval_expires_s is None else float(approval_expires_s),
     )
+
+
+def _check_seconds(value: object, field: str, name: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise InvalidInput(f"{field} of tool {name} must be a number of seconds above 0", field=field, limit=0)
 
 
 async def _run(function: ToolFunction, /, *args: Any, **kwargs: Any) -> Any:

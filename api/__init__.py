@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .agents import (
+        Act,
         Agent,
         Completed,
         FunctionModel,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .cluster.client import Event
     from .cluster.launch import connect, local, start
     from .cluster.runtime import Conversation, Receipt, Runtime, Settlement
+    from .recovery.explain import Explanation
     from .storage.errors import (
         AdmissionConflict,
         InvalidInput,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     ".agents": (
+        "Act",
         "Agent",
         "Completed",
         "FunctionModel",
@@ -64,6 +67,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ".cluster.client": ("Event",),
     ".cluster.launch": ("connect", "local", "start"),
     ".cluster.runtime": ("Conversation", "Receipt", "Runtime", "Settlement"),
+    ".recovery.explain": ("Explanation",),
     ".storage.errors": (
         "AdmissionConflict",
         "InvalidInput",
@@ -81,11 +85,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
+    "Act",
     "AdmissionConflict",
     "Agent",
     "Completed",
     "Conversation",
     "Event",
+    "Explanation",
     "FunctionModel",
     "InvalidInput",
     "LanewayError",

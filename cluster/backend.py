@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..actors.decisions import Decision
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
 from ..actors.lane.values import Admission, Settlement
-from ..storage.commands import AbortAnswer
+from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.errors import LanewayError
 from ..storage.ledger import Receipt
 from ..storage.values import Limits
@@ -34,6 +35,8 @@ class Host(Protocol):
     async def abort(
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer: ...
+
+    async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved: ...
 
 
 class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,16 +9,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..actors.decisions import Decision
 from ..actors.lane.feed import Cursor
 from ..actors.lane.values import Admission, Settlement
+from ..recovery.classify import evidence_of
 from ..recovery.convergence import Report
-from ..storage.commands import AbortAnswer
-from ..storage.contract import LogPage, Table
+from ..recovery.explain import Explanation, explain
+from ..storage.commands import AbortAnswer, Decided, Moved
+from ..storage.contract import LogPage, Snapshot, Table
 from ..storage.errors import InvalidInput, LanewayError, NotFound, StoreCorrupt, StoreUnavailable
 from ..storage.header import Batch
 from ..storage.ids import new_id
 from ..storage.ledger import Receipt, Row
 from ..storage.projection import ConversationView, chat_messages
+from ..storage.readback import owner_is_live, wall_clock_ms
 from ..storage.records import AnyRecord, decode_records, tag_of
 from .backend import Backend, Host, HostGone
 
@@ -26,6 +30,7 @@ _T = TypeVar("_T")
 _POLL_S = 10.0  # how long one waiting call stays at its owner before it is made again
 _PATIENCE_S = 60.0  # how long a call that changes something looks for an owner before it gives up
 _RETRY_S = (0.02, 1.0)
+_LOOK_S = 2.0  # an explanation is a courtesy: it must not hold up the answer that nothing is settled
 _VERIFIED_AT_ONCE = 8
 _VERIFY_LOOKS = 3
 
@@ -66,7 +71,16 @@ class Client:
             if settled is not None:
                 return settled
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{submission_id} is still open after {timeout_s} s")
+                raise TimeoutError(await self._still_open(submission_id, timeout_s))
+
+    async def _still_open(self, submission_id: str, timeout_s: float | None) -> str:
+        message = f"{submission_id} is still open after {timeout_s} s"
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                told = await self.explain(submission_id)
+        except (TimeoutError, LanewayError):
+            return message
+        return f"{message}: it is {told.state}. {told.why}"
 
     async def abort(self, submission_id: str, reason: str, author: str, abort_id: str | None = None) -> AbortAnswer:
         """Ask durably for an abort. Raises: NotFound; Refused with code "already_settled"."""
@@ -77,6 +91,25 @@ class Client:
             lambda host: host.abort(conversation_id, submission_id, abort_id, author, reason),
             _PATIENCE_S,
         )
+
+    async def decide(self, decision: Decision) -> Decided | Moved:
+        """Record a person's decision. Raises: what `actors.decisions.carry_out` raises."""
+        conversation_id = (await self.row(decision.submission_id)).conversation_id
+        return await self._with_owner(conversation_id, lambda host: host.decide(conversation_id, decision), _PATIENCE_S)
+
+    async def explain(self, submission_id: str) -> Explanation:
+        """Why the submission stands where it stands. Raises: NotFound; StoreCorrupt."""
+        snapshot: Snapshot = await self.backend.read("snapshot", submission_id)
+        row = snapshot.row
+        owners: dict[str, int] = await self.backend.read("owners")
+        now_ms = wall_clock_ms()
+        ahead = [
+            other
+            for other in await self.backend.read("list_rows", row.conversation_id, None, 1_000_000)
+            if not other.settled and other.queue_sequence < row.queue_sequence
+        ]
+        live = owner_is_live(row.state, row.owner_id, owners, now_ms)
+        return explain(evidence_of(snapshot), ahead, owner_live=live, now_ms=now_ms)
 
     async def events(self, conversation_id: str, after: int, provisional: bool) -> AsyncIterator[Event]:
         """Events behind sequence `after`, each canonical one once, until nothing is owed in the conversation."""

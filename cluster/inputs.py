@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from ..actors.decisions import UnknownResolution
 from ..actors.lane.values import Admission
 from ..storage.errors import InvalidInput
 from ..storage.ids import new_id
+from ..storage.records import Resolution
 from ..storage.values import Limits, check_json, check_text, digest_of, encode
 
 PRINCIPAL_DEFAULT = "anonymous"
@@ -37,6 +39,40 @@ def check_admission(
         agent=check_text(agent, "agent", length_max=limits.id_length_max),
         input=(payload := _payload(content, extra, limits)),
         input_digest=digest_of(encode([agent, payload])),
+    )
+
+
+def check_author(author: object, reason: object, limits: Limits) -> None:
+    """Who acts and why, as they are recorded. Raises: InvalidInput with field "author" or "reason"."""
+    check_text(author, "author", length_max=limits.id_length_max)
+    if reason != "":
+        check_text(reason, "reason", length_max=limits.id_length_max * 16)
+
+
+def check_resolution(
+    submission_id: str,
+    resolution: object,
+    call_id: str | None,
+    result: object,
+    author: str,
+    reason: str,
+    limits: Limits,
+) -> UnknownResolution:
+    """Raises: InvalidInput with `field` "resolution", "result", "author" or "reason"."""
+    check_author(author, reason, limits)
+    known: tuple[Resolution, ...] = get_args(Resolution)
+    if resolution not in known:
+        raise InvalidInput(f"resolution must be one of {', '.join(known)}", field="resolution")
+    if result is not None and resolution != "completed_with_result":
+        raise InvalidInput("a result belongs to completed_with_result alone", field="result")
+    check_json(result, "result", bytes_max=limits.tool_result_bytes_max, depth_max=limits.json_depth_max)
+    return UnknownResolution(
+        submission_id=submission_id,
+        resolution=resolution,
+        author=author,
+        reason=reason,
+        call_id=call_id,
+        result=result,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..agents.agent import Agent
+from ..agents.authority import Authorize
 from ..storage.failpoints import NO_FAILPOINTS, Failpoints
 from ..storage.open_store import open_store
 from .local import LocalBackend
@@ -18,20 +19,23 @@ def local(
     agents: Sequence[Agent] | Agent,
     store: str | Path | None = None,
     *,
+    authorize: Authorize | None = None,
     failpoints: Failpoints = NO_FAILPOINTS,
     **settings: Any,
 ) -> Runtime:
     """The same surface in this process, without Ray: for unit tests, notebooks and small programs.
 
     `store` is the path of a DuckDB file (class DR/duckdb), or None for memory (class E). Open work in the file goes on.
+    `authorize(act)` says who may approve, resolve, abort and so on (`laneway.Act`); without it everybody may.
     Raises: InvalidInput; StoreBusy when another process has the file.
     """
     chosen = load_settings(**settings)
     opened = open_store(store, limits=chosen.lane_settings().limits, failpoints=failpoints)
     try:
-        return Runtime(
-            LocalBackend(_listed(agents), opened, chosen.lane_settings(), failpoints, sweep_s=chosen.sweep_s), owns=True
+        backend = LocalBackend(
+            _listed(agents), opened, chosen.lane_settings(), failpoints, sweep_s=chosen.sweep_s, authorize=authorize
         )
+        return Runtime(backend, owns=True)
     except BaseException:
         opened.close()
         raise
@@ -44,12 +48,13 @@ def start(
     address: str | None = None,
     namespace: str | None = None,
     runtime_env: dict[str, Any] | None = None,
+    authorize: Authorize | None = None,
     **settings: Any,
 ) -> Runtime:
     """Start a runtime on Ray, class DR/duckdb: a local cluster by default, or the one at `address`.
 
-    `store` is a path on the node that this program runs on. `runtime_env` reaches Ray's workers. Leaving the context
-    manager ends the runtime, and a cluster that was started for it.
+    `store` is a path on the node that this program runs on. `runtime_env` reaches Ray's workers. `authorize` is as for
+    `local`. Leaving the context manager ends the runtime, and a cluster that was started for it.
     Raises: InvalidInput; RuntimeUnreachable when no cluster answers at `address`; StoreBusy.
     """
     from .ray_cluster import connect_ray
@@ -59,7 +64,7 @@ def start(
     try:
         from .ray_backend import RayBackend
 
-        backend = RayBackend.launching(_listed(agents), Path(store).resolve(), chosen)
+        backend = RayBackend.launching(_listed(agents), Path(store).resolve(), chosen, authorize)
         return Runtime(backend, owns=True, on_stop=release)
     except BaseException:
         release()

@@ -14,6 +14,7 @@ from ..actors.host import LaneHost
 from ..actors.lane.settings import LaneSettings
 from ..actors.store_client import LocalLink
 from ..agents.agent import Agent
+from ..agents.authority import Authorize
 from ..agents.registry import Registry
 from ..storage.contract import Store
 from ..storage.errors import LanewayError
@@ -34,9 +35,10 @@ class LocalBackend:
         settings: LaneSettings,
         failpoints: Failpoints = NO_FAILPOINTS,
         sweep_s: float = 5.0,
+        authorize: Authorize | None = None,
     ) -> None:
         self.limits = settings.limits
-        self._registry = Registry(agents)
+        self._registry = Registry(agents, authorize)
         self._store = store
         self._link = LocalLink(store)
         self._settings = settings

@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ..actors.decisions import Decision
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
 from ..actors.lane.values import Admission, Settlement
@@ -34,8 +35,9 @@ from ..actors.store_actor import RemoteStoreActor
 from ..actors.store_client import StoreClient
 from ..actors.supervisor_actor import RemoteSupervisorActor, RuntimePlan
 from ..agents.agent import Agent
+from ..agents.authority import Authorize
 from ..agents.registry import Registry
-from ..storage.commands import AbortAnswer
+from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.errors import LanewayError, RuntimeUnreachable, StoreUnavailable
 from ..storage.ledger import Receipt
 from ..storage.values import DEFAULT_LIMITS, Limits
@@ -70,6 +72,9 @@ class RayHost:
     ) -> AbortAnswer:
         return await self._ask(_ANSWER_S, "abort", conversation_id, submission_id, abort_id, author, reason)
 
+    async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
+        return await self._ask(_ANSWER_S, "decide", conversation_id, decision)
+
     async def _ask(self, within_s: float, method: str, *args: Any) -> Any:
         """Call the actor. One that is silent for `within_s` counts as gone: the call is repeated under the same ids."""
         try:
@@ -94,12 +99,14 @@ class RayBackend:
         self._agent_names = plan.agent_names if plan is not None else None
 
     @classmethod
-    def launching(cls, agents: Sequence[Agent], store_path: Path, settings: Settings) -> RayBackend:
+    def launching(
+        cls, agents: Sequence[Agent], store_path: Path, settings: Settings, authorize: Authorize | None = None
+    ) -> RayBackend:
         """A runtime that `start` makes. Raises: InvalidInput for agents that do not fit together."""
         cpus = float(ray.cluster_resources().get("CPU", 1.0))
         plan = RuntimePlan(
             namespace=settings.namespace,
-            agent_names=Registry(agents).names(),
+            agent_names=Registry(agents, authorize).names(),
             import_paths=[os.path.abspath(path) for path in sys.path],
             lane=settings.lane_settings(),
             max_actors=settings.actors_for(cpus),
@@ -107,7 +114,7 @@ class RayBackend:
             sweep_s=settings.sweep_s,
             store_path=str(store_path),
         )
-        return cls(settings.namespace, plan, to_pickle(list(agents)), plan.lane.limits)
+        return cls(settings.namespace, plan, to_pickle((list(agents), authorize)), plan.lane.limits)
 
     @classmethod
     def joining(cls, namespace: str) -> RayBackend:

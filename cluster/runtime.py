@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+from ..actors.decisions import ApprovalDecision
 from ..actors.lane.values import Settlement
 from ..recovery.convergence import Report
-from ..storage.commands import AbortAnswer
+from ..recovery.explain import Explanation
+from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.contract import Table
 from ..storage.errors import InvalidInput
 from ..storage.ledger import Receipt as LedgerReceipt
 from ..storage.ledger import Row
+from ..storage.records import Resolution
 from ..storage.values import check_text
 from .backend import Backend, Description
 from .client import Client, Event, as_dict
-from .inputs import PRINCIPAL_DEFAULT, check_admission
+from .inputs import PRINCIPAL_DEFAULT, check_admission, check_author, check_resolution
 
 _T = TypeVar("_T")
 
@@ -226,11 +229,64 @@ class Runtime:
 
         Raises: NotFound; Refused with code "already_settled"; InvalidInput for what cannot be recorded.
         """
-        limits = self.client.backend.limits
-        check_text(author, "author", length_max=limits.id_length_max)
-        if reason != "":
-            check_text(reason, "reason", length_max=limits.id_length_max * 16)
+        check_author(author, reason, self.client.backend.limits)
         return self.run(self.client.abort(submission_id, reason, author, abort_id))
+
+    def approve(
+        self,
+        submission_id: str,
+        approval: str | None = None,
+        *,
+        author: str = PRINCIPAL_DEFAULT,
+        reason: str = "",
+        arguments_digest: str | None = None,
+    ) -> Decided:
+        """Let a call run that waits for approval. `approval` is its id or the call's; it may be left out for one alone.
+
+        The decision holds for exactly the arguments that were asked about, and the first one counts.
+        Raises: NotFound; InvalidInput; Refused with code "approval_not_open", "already_decided",
+        "approval_digest_mismatch", "already_settled" or "not_authorised".
+        """
+        return self.run(self._decide_approval(submission_id, "approved", approval, author, reason, arguments_digest))
+
+    def deny(
+        self,
+        submission_id: str,
+        approval: str | None = None,
+        *,
+        author: str = PRINCIPAL_DEFAULT,
+        reason: str = "",
+        arguments_digest: str | None = None,
+    ) -> Decided:
+        """Refuse a call that waits for approval: the model reads why, and the run goes on. Raises: as `approve`."""
+        return self.run(self._decide_approval(submission_id, "denied", approval, author, reason, arguments_digest))
+
+    def resolve_unknown(
+        self,
+        submission_id: str,
+        resolution: Resolution,
+        *,
+        call_id: str | None = None,
+        result: Any = None,
+        author: str = PRINCIPAL_DEFAULT,
+        reason: str = "",
+    ) -> Moved:
+        """Say what became of a call whose outcome nobody could prove (DUR-009, DUR-017).
+
+        `resolution` is "completed_with_result" with its `result`, "never_started", "safe_to_retry" or "abort". When
+        every unknown call of the submission is resolved, it goes on.
+        Raises: NotFound; InvalidInput; Refused with code "call_not_unknown", "already_resolved" or "not_authorised".
+        """
+        decision = check_resolution(
+            submission_id, resolution, call_id, result, author, reason, self.client.backend.limits
+        )
+        moved = self.run(self.client.decide(decision))
+        assert isinstance(moved, Moved)
+        return moved
+
+    def explain(self, submission_id: str) -> Explanation:
+        """Why a submission is in its state, on what evidence, and what happens next. Raises: NotFound."""
+        return self.run(self.client.explain(submission_id))
 
     def query(self, sql: str, *, limit: int = 10_000) -> Table:
         """A read-only question over the views batches, records, submissions, tool_calls and settlements."""
@@ -279,6 +335,29 @@ class Runtime:
     async def arun(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run `work` on the runtime's own loop and await it on the caller's."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _decide_approval(
+        self,
+        submission_id: str,
+        decision: Literal["approved", "denied"],
+        approval: str | None,
+        author: str,
+        reason: str,
+        digest: str | None,
+    ) -> Decided:
+        check_author(author, reason, self.client.backend.limits)
+        decided = await self.client.decide(
+            ApprovalDecision(
+                submission_id=submission_id,
+                decision=decision,
+                author=author,
+                reason=reason,
+                approval=approval,
+                arguments_digest=digest,
+            )
+        )
+        assert isinstance(decided, Decided)
+        return decided
 
     async def only_agent(self) -> str:
         """The agent's name where the runtime has just one. Raises: InvalidInput with field "agent"."""

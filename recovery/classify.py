@@ -94,8 +94,9 @@ def classify(evidence: Evidence) -> Decision:
     if row.state is State.SUSPENDED:
         return Decision("wait_approval", "A call waits for somebody's approval.")
     open_calls = run.open_calls if run else []
-    if any(call.approval is not None and call.decision is None for call in open_calls):
-        if any(call.approval is not None and call.decision is None and _decided(row, call) for call in open_calls):
+    asked = [call for call in open_calls if call.approval is not None and call.decision is None]
+    if asked:
+        if all(is_decided(row, call) for call in asked):
             return Decision("resume_decided", "The approval was decided: the decision enters the log.")
         return Decision("repair_suspension", "An approval was asked for and its suspension was lost.")
     if row.state is State.ADMITTED:
@@ -140,7 +141,8 @@ def _resolution_pending(evidence: Evidence, call_id: str) -> bool:
     )
 
 
-def _decided(row: Row, call: CallView) -> bool:
+def is_decided(row: Row, call: CallView) -> bool:
+    """Whether the ledger holds a decision for the approval that the call asked for."""
     approval = row.approvals.get(call.approval.approval_id) if call.approval else None
     return approval is not None and approval.decision is not None
 

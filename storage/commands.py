@@ -87,6 +87,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     approval_id: str
     call_id: str
     input_digest: str
+    expires_at_ms: int = 0
 
 
 class Suspend(Command, tag="suspend"):
@@ -96,7 +97,7 @@ class Suspend(Command, tag="suspend"):
 
 
 class DecideApproval(Command, tag="decide_approval"):
-    """One decision; the first wins. Result: Decided."""
+    """One decision; the first wins, and past its expiry a request is denied whatever is asked. Result: Decided."""
 
     approval_id: str
     decision: Literal["approved", "denied"]

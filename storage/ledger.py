@@ -112,6 +112,10 @@ def transition(state: State, event: Event) -> State:
     return after
 
 
+EXPIRY = "expiry"
+"""Who denies an approval that nobody decided in time."""
+
+
 class Abort(msgspec.Struct, frozen=True, kw_only=True):
     """The first abort intent; later ones do not replace it (DUR-012)."""
 
@@ -147,6 +151,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     input_digest: str
     requested: bool = False
+    expires_at_ms: int = 0
     decision: str | None = None
     author: str | None = None
     reason: str | None = None

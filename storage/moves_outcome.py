@@ -19,7 +19,7 @@ from .commands import (
     Suspend,
 )
 from .errors import InvalidInput, Refused
-from .ledger import SETTLE_EVENTS, Abort, Approval, Event, Reservation, Row, State, UnknownCall
+from .ledger import EXPIRY, SETTLE_EVENTS, Abort, Approval, Event, Reservation, Row, State, UnknownCall
 from .moves_log import decode_given
 from .records import AnyRecord, SubmissionSettled, encode_records, settlement_record_id
 from .values import check_json, digest_of, encode
@@ -39,11 +39,18 @@ def suspend(work: Work, command: Suspend) -> Moved:
         known = approvals.get(request.approval_id)
         if known is None:
             approvals[request.approval_id] = Approval(
-                call_id=request.call_id, input_digest=request.input_digest, requested=True
+                call_id=request.call_id,
+                input_digest=request.input_digest,
+                requested=True,
+                expires_at_ms=request.expires_at_ms,
             )
         elif known.input_digest in ("", request.input_digest):
             approvals[request.approval_id] = msgspec.structs.replace(
-                known, call_id=request.call_id, input_digest=request.input_digest, requested=True
+                known,
+                call_id=request.call_id,
+                input_digest=request.input_digest,
+                requested=True,
+                expires_at_ms=request.expires_at_ms,
             )
         else:
             raise Refused(
@@ -52,7 +59,15 @@ def suspend(work: Work, command: Suspend) -> Moved:
     if all(approvals[request.approval_id].decision for request in command.approvals):
         row = work.put(row, approvals=approvals)
         return Moved(submission_id=row.submission_id, state=row.state)
-    row = work.move(row, Event.SUSPEND, approvals=approvals, token=None, owner_id=None)
+    open_until = [item.expires_at_ms for item in approvals.values() if not item.decision and item.expires_at_ms]
+    row = work.move(
+        row,
+        Event.SUSPEND,
+        approvals=approvals,
+        token=None,
+        owner_id=None,
+        not_before_ms=min(open_until, default=0),  # when somebody has to look, should nobody decide
+    )
     work.drop_owner(row)
     return Moved(submission_id=row.submission_id, state=row.state)
 
@@ -73,11 +88,14 @@ def decide_approval(work: Work, command: DecideApproval) -> Decided:
             given_digest=command.input_digest,
         )
     known = known or Approval(call_id=command.call_id, input_digest=command.input_digest or "")
-    decided = msgspec.structs.replace(known, decision=command.decision, author=command.author, reason=command.reason)
+    decision, author, reason = command.decision, command.author, command.reason
+    if known.expires_at_ms and work.now_ms >= known.expires_at_ms:
+        decision, author, reason = "denied", EXPIRY, "nobody decided in time"
+    decided = msgspec.structs.replace(known, decision=decision, author=author, reason=reason)
     row = work.put(row, approvals={**row.approvals, command.approval_id: decided})
     if row.state is State.SUSPENDED and all(item.decision for item in row.approvals.values() if item.requested):
-        row = work.move(row, Event.DECIDE)
-    return Decided(decision=command.decision, author=command.author, state=row.state)
+        row = work.move(row, Event.DECIDE, not_before_ms=0)
+    return Decided(decision=decision, author=author, state=row.state)
 
 
 def mark_unknown(work: Work, command: MarkUnknown) -> Moved:

@@ -198,8 +198,17 @@ def tool_content(settled: ToolCallSettled) -> Any:
     return encode(settled.result).decode()
 
 
+def unknown_content(unknown: ToolCallUnknown) -> str:
+    """What the model reads of a call whose outcome nobody can prove yet."""
+    message = f"nobody knows yet whether this call took effect: {unknown.reason}"
+    return encode({"unknown": {"message": message}}).decode()
+
+
 def turn_messages(turn: TurnView) -> Iterator[dict[str, Any]]:
-    """A complete turn in OpenAI's chat format: the response, then its results in declaration order."""
+    """A turn in OpenAI's chat format: the response, then its results in declaration order.
+
+    It must be `complete`, or what is open of it unknown.
+    """
     response = turn.response
     message: dict[str, Any] = {"role": "assistant", "content": response.content, **response.extra}
     if response.tool_calls:
@@ -214,13 +223,17 @@ def turn_messages(turn: TurnView) -> Iterator[dict[str, Any]]:
         ]
     yield message
     for call in turn.calls:
-        assert call.settled is not None
-        keys = call.settled.message_keys
+        keys = call.settled.message_keys if call.settled is not None else None
+        if call.settled is not None:
+            content = tool_content(call.settled)
+        else:
+            assert call.unknown is not None
+            content = unknown_content(call.unknown)
         yield {
             "role": "tool",
             "tool_call_id": call.call.provider_id,
             **({"name": call.call.name} if keys is None else keys),
-            "content": tool_content(call.settled),
+            "content": content,
         }
 
 
@@ -237,3 +250,30 @@ def chat_messages(view: ConversationView) -> list[dict[str, Any]]:
         elif entry.complete:
             messages.extend(turn_messages(entry))
     return messages
+
+
+def prompt_messages(view: ConversationView, run_id: str) -> list[dict[str, Any]]:
+    """The prompt for the next model call of a run: valid for a provider at every prefix of the log.
+
+    It tells what is unknown of parked work (DUR-009), and what belongs to this run stands last: parked work that goes
+    on after later submissions answers its own request.
+    """
+    others: list[dict[str, Any]] = []
+    own: list[dict[str, Any]] = []
+    at_work: str | None = None  # whose run an input without one of its own was said to
+    for entry in view.entries:
+        if isinstance(entry, InputRecorded):
+            at_work = view.run_by_submission.get(entry.submission_id, at_work)
+            (own if at_work == run_id else others).append(user_message(entry))
+            continue
+        at_work = entry.response.run_id
+        if entry.complete or (at_work != run_id and _is_parked(view, entry)):
+            (own if at_work == run_id else others).extend(turn_messages(entry))
+    return others + own
+
+
+def _is_parked(view: ConversationView, turn: TurnView) -> bool:
+    """Whether all that is open of the turn is unknown, and its run has not ended without it."""
+    run = view.runs[turn.response.run_id]
+    ended = run.completed is not None or run.submission_id in view.settlements
+    return not ended and all(call.unknown is not None for call in turn.calls if call.open)

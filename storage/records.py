@@ -146,6 +146,9 @@ class ApprovalRequested(Record, tag="approval_requested"):
     call_id: str
     tool: str
     input_digest: str
+    tool_digest: str = ""
+    expires_at_ms: int = 0
+    """When nobody's decision counts as a denial; 0 for never."""
 
 
 class ApprovalDecided(Record, tag="approval_decided"):

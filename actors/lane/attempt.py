@@ -23,7 +23,7 @@ from ...storage.commands import (
 )
 from ...storage.ledger import Abort, State
 from ...storage.records import ErrorFact, decode_records
-from . import calls, facts, model_turn, turn
+from . import approvals, calls, facts, model_turn, turn
 from .claimed import Claimed, Interrupted
 
 _log = logging.getLogger("laneway.lane")
@@ -124,12 +124,18 @@ class Attempt:
                 case turn.Reconcile(uncertain):
                     if not await calls.reconcile(claimed, uncertain):
                         return None
+                case turn.AwaitApproval(asked):
+                    if not await approvals.wait(claimed, asked):
+                        return None
+                case turn.ApplyDecisions(decided):
+                    approvals.apply_decisions(claimed, decided)
                 case turn.ApplyResolutions(resolved):
                     calls.apply_resolutions(claimed, resolved)
                 case turn.CloseForAbort(unproven):
                     calls.close_for_abort(claimed, unproven)
                 case turn.Complete(outcome, output, error):
                     self.over = True
+                    approvals.close_requests(claimed, "laneway", f"the run ended as {outcome}")
                     claimed.outbox.record(facts.run_completed(claimed.run_id, outcome, output, error))
                 case turn.Settle() | turn.AppendReserved() | turn.Finalize():
                     return await self._settle(action, next_claim)

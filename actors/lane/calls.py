@@ -14,17 +14,28 @@ from ...storage.errors import InvalidInput
 from ...storage.failpoints import Point
 from ...storage.projection import CallView
 from ...storage.records import ErrorFact
-from . import effects, facts
+from . import approvals, effects, facts
 from .claimed import Claimed, Interrupted, SelfCancelled
 
 _log = logging.getLogger("laneway.lane")
 
 
 async def run_calls(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
-    """Prepare all, then run all at once; each result is committed when it is there (Specification 10)."""
+    """Prepare all, then run all at once; each result is committed when it is there (Specification 10).
+
+    Where a call needs an approval that nobody was asked for, the requests are recorded and nothing of the batch runs.
+    """
+    checked = [(call, _checked_call(claimed.agent, call)) for call in calls]
+    asking = [
+        facts.approval_requested(call, found[0], claimed.services.now_ms())
+        for call, found in checked
+        if not isinstance(found, ErrorFact) and approvals.must_ask(call, *found)
+    ]
+    if asking:
+        claimed.outbox.record(*asking)
+        return
     ready: list[tuple[CallView, Tool, dict[str, Any]]] = []
-    for call in calls:
-        found = _checked_call(claimed.agent, call)
+    for call, found in checked:
         if isinstance(found, ErrorFact):
             claimed.outbox.record(facts.call_failed(call, found))
             continue
@@ -48,6 +59,12 @@ def _checked_call(agent: Agent, call: CallView) -> tuple[Tool, dict[str, Any]] |
     if call.prepared is not None and call.prepared.tool_digest != tool.digest:
         message = f"tool {tool.name} has changed since this call was prepared; it was not run"
         return ErrorFact(code="tool_changed", message=message)
+    if call.approval is not None and call.approval.tool_digest != tool.digest:
+        message = f"tool {tool.name} has changed since its approval was asked for; it was not run"
+        return ErrorFact(code="tool_changed", message=message)
+    if call.decision is not None and call.decision.decision != "approved":
+        reason = f": {call.decision.reason}" if call.decision.reason else ""
+        return ErrorFact(code="approval_denied", message=f"{call.decision.author} denied this call{reason}")
     try:
         return tool, tool.parse(call.call.arguments)
     except InvalidInput as error:
@@ -133,3 +150,5 @@ def close_for_abort(claimed: Claimed, unproven: tuple[CallView, ...]) -> None:
         claimed.outbox.record(facts.abort_requested(claimed.row))
     for call in unproven:
         claimed.outbox.record(facts.call_unknown(call, "aborted before its outcome was known"))
+    assert claimed.row.abort is not None
+    approvals.close_requests(claimed, claimed.row.abort.author, "the submission was aborted")

@@ -14,6 +14,7 @@ from ...storage.records import (
     AbortRequested,
     AnyRecord,
     ApprovalDecided,
+    ApprovalRequested,
     ConversationCreated,
     ErrorFact,
     InputRecorded,
@@ -50,6 +51,10 @@ def run_id_of(submission_id: str) -> str:
 def call_id_of(run_id: str, turn: int, position: int) -> str:
     """Laneway's own id of a call: unique in the deployment, whatever the provider calls it."""
     return derive_id("call", run_id, turn, position)
+
+
+def approval_id_of(call_id: str) -> str:
+    return derive_id("apr", call_id)
 
 
 def idempotency_key_of(call_id: str) -> str:
@@ -163,6 +168,32 @@ def call_prepared(call: CallView, tool: Tool) -> ToolCallPrepared:
     )
 
 
+def approval_requested(call: CallView, tool: Tool, now_ms: int) -> ApprovalRequested:
+    expires = 0 if tool.approval_expires_s is None else now_ms + int(tool.approval_expires_s * 1000)
+    return ApprovalRequested(
+        id=record_id("approval_requested", call.call.id),
+        run_id=call.run_id,
+        approval_id=approval_id_of(call.call.id),
+        call_id=call.call.id,
+        tool=tool.name,
+        input_digest=digest_of(call.call.arguments.encode()),
+        tool_digest=tool.digest,
+        expires_at_ms=expires,
+    )
+
+
+def approval_decided(call: CallView, decision: Any, author: str, reason: str) -> ApprovalDecided:
+    assert call.approval is not None
+    return ApprovalDecided(
+        id=record_id("approval_decided", call.approval.approval_id),
+        run_id=call.run_id,
+        approval_id=call.approval.approval_id,
+        decision=decision,
+        author=author,
+        reason=reason,
+    )
+
+
 def call_succeeded(
     call: CallView, result: Any, *, author: str = "tool", message_keys: dict[str, Any] | None = None
 ) -> ToolCallSettled:
@@ -267,15 +298,7 @@ def aborted_unowned(snapshot: Snapshot) -> tuple[tuple[AnyRecord, ...], ReserveS
         if is_uncertain(call) and call.unknown is None:
             records.append(call_unknown(call, "aborted before its outcome was known"))
         if call.approval is not None and call.decision is None:
-            records.append(
-                ApprovalDecided(
-                    id=record_id("approval_decided", call.approval.approval_id),
-                    run_id=call.run_id,
-                    approval_id=call.approval.approval_id,
-                    decision="closed",
-                    author=row.abort.author if row.abort else "",
-                    reason="the submission was aborted",
-                )
-            )
+            author = row.abort.author if row.abort else ""
+            records.append(approval_decided(call, "closed", author, "the submission was aborted"))
     settled, reserve = settlement(row.submission_id, run.run_id if run else None, "aborted")
     return (*records, settled), reserve

@@ -14,6 +14,7 @@ from ...storage.commands import (
     Admitted,
     Append,
     Claim,
+    DecideApproval,
     Finalize,
     Grant,
     MarkReady,
@@ -26,7 +27,7 @@ from ...storage.commands import (
 from ...storage.errors import Fenced, IllegalTransition, LanewayError, NotFound, Refused, StaleTail, StoreCorrupt
 from ...storage.failpoints import Point
 from ...storage.ids import new_id, new_token
-from ...storage.ledger import Receipt, Row, State
+from ...storage.ledger import EXPIRY, Receipt, Row, State
 from ...storage.projection import ConversationView
 from ...storage.records import AnyRecord, decode_records, encode_records
 from . import facts
@@ -273,6 +274,9 @@ class Lane:
         if isinstance(grant, NotClaimed):
             if grant.reason == State.ADMITTED and grant.submission_id is not None:
                 return await self._finish_materialization(grant.submission_id)
+            suspended = grant.submission_id if grant.reason == State.SUSPENDED else None
+            if suspended is not None and await self._expire_approvals(suspended):
+                return await self._claim()
             self.nothing_to_do = grant.reason
             return None
         assert isinstance(grant, Grant)
@@ -289,6 +293,24 @@ class Lane:
         await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=commands))
         self._services.counts["recovered:finish_materialization"] += 1
         return await self._claim()
+
+    async def _expire_approvals(self, submission_id: str) -> bool:
+        """Deny what nobody decided in time; the store's clock has the last word."""
+        row: Row = (await self._services.store.snapshot(submission_id)).row
+        commands = tuple(
+            DecideApproval(
+                submission_id=submission_id,
+                approval_id=approval_id,
+                decision="denied",
+                author=EXPIRY,
+                reason="nobody decided in time",
+            )
+            for approval_id, approval in row.approvals.items()
+            if approval.decision is None and 0 < approval.expires_at_ms <= self._services.now_ms()
+        )
+        if commands:
+            await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=commands))
+        return bool(commands)
 
     def _attempt_of(self, grant: Grant) -> Attempt:
         assert self._view is not None

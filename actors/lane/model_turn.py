@@ -6,7 +6,7 @@ from ...agents.protocol import Delta, ModelRequest
 from ...agents.tools import Tool
 from ...storage.errors import ModelError
 from ...storage.failpoints import Point
-from ...storage.projection import chat_messages
+from ...storage.projection import prompt_messages
 from . import effects, facts
 from .claimed import Claimed, Interrupted, SelfCancelled
 from .deltas import DeltaLog
@@ -24,7 +24,7 @@ async def call_model(claimed: Claimed, number: int) -> bool:
         turn=number,
         attempt=claimed.row.attempts,
         operation_id=f"{claimed.run_id}:{number}",
-        messages=chat_messages(claimed.view),
+        messages=prompt_messages(claimed.view, claimed.run_id),
         instructions=agent.instructions,
         tools=[tool.schema() for tool in agent.tools if isinstance(tool, Tool)],
     )

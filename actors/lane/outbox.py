@@ -19,6 +19,7 @@ from ...storage.commands import (
     Finalize,
     Grant,
     MarkInputApplied,
+    Moved,
     NotClaimed,
     Release,
     ReserveSettlement,
@@ -30,7 +31,7 @@ from ...storage.contract import LogPage
 from ...storage.errors import LanewayError, StaleTail
 from ...storage.failpoints import Failpoints, Point
 from ...storage.ids import new_id
-from ...storage.ledger import Abort, Receipt
+from ...storage.ledger import Abort, Receipt, State
 from ...storage.projection import ConversationView
 from ...storage.records import AnyRecord, decode_records, encode_records
 from ...storage.values import Limits
@@ -44,6 +45,9 @@ _POINT_AFTER: dict[str, Point] = {
     "input_recorded": Point.AFTER_INPUT_APPENDED,
     "run_started": Point.AFTER_RUN_STARTED,
     "model_responded": Point.AFTER_MODEL_RESPONDED,
+    "approval_requested": Point.AFTER_APPROVAL_REQUESTED,
+    "suspend": Point.AFTER_SUSPENDED,
+    "approval_decided": Point.AFTER_APPROVAL_DECIDED,
     "tool_call_prepared": Point.AFTER_PREPARED,
     "tool_call_settled": Point.AFTER_TOOL_SETTLED,
     "run_completed": Point.AFTER_RUN_COMPLETED,
@@ -102,6 +106,7 @@ class Outbox:
         self.abort_answer: AbortAnswer | None = None
         self.abort_seen: Abort | None = None
         self.next_claim: Grant | NotClaimed | None = None
+        self.suspended = False
 
     @property
     def epoch(self) -> int:
@@ -188,6 +193,8 @@ class Outbox:
                 self.receipt = result.receipt
             case AbortAnswer():
                 self.abort_answer = result
+            case Moved(state=State.SUSPENDED):
+                self.suspended = True
             case _:
                 pass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...recovery.classify import is_uncertain
+from ...recovery.classify import is_decided, is_uncertain
 from ...storage.ledger import Row
 from ...storage.projection import CallView, ConversationView
 from ...storage.records import ErrorFact, Outcome
@@ -76,6 +76,20 @@ class Reconcile:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplyDecisions:
+    """Every approval that was asked for is decided: bring the decisions into the log, before they are honoured."""
+
+    calls: tuple[CallView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitApproval:
+    """Approvals were asked for and not decided: wait without holding the lane's permit (Specification 8)."""
+
+    calls: tuple[CallView, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunCalls:
     """Run the open calls of the last response."""
 
@@ -100,6 +114,8 @@ Action = (
     | StartRun
     | ApplyResolutions
     | Reconcile
+    | ApplyDecisions
+    | AwaitApproval
     | RunCalls
     | CallModel
 )
@@ -152,4 +168,9 @@ def _calls(row: Row, open_calls: list[CallView]) -> Action:
     ):
         return ApplyResolutions(resolved)
     uncertain = tuple(call for call in open_calls if is_uncertain(call))
-    return Reconcile(uncertain) if uncertain else RunCalls(tuple(open_calls))
+    if uncertain:
+        return Reconcile(uncertain)
+    asked = tuple(call for call in open_calls if call.approval is not None and call.decision is None)
+    if asked:
+        return ApplyDecisions(asked) if all(is_decided(row, call) for call in asked) else AwaitApproval(asked)
+    return RunCalls(tuple(open_calls))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from approval_acts import asking, decide, suspended
 from lane_world import Crash, Script, World, agent_of, call, calls
 
 from laneway import Agent, Tool
@@ -33,6 +34,19 @@ def working(world: World, effect: Any) -> Agent:
 
     script = Script(calls(call("a"), call("b")), "done", supplier=supplier)
     return agent_of(script, charged("a"), charged("b"))
+
+
+async def approving(folder: Path, *, stepwise: bool) -> dict[Point, int]:
+    """How often work that waits for an approval passes each point."""
+    world = World("memory", folder)
+    process = await world.process(asking(world, call("charge")), stepwise=stepwise)
+    receipt = await process.submit("pay", key="k")
+    await suspended(world, receipt)
+    await decide(process, receipt)
+    await process.settled(receipt)
+    await process.at_rest()
+    await world.close()
+    return dict(world.failpoints.hits)
 
 
 async def passed(folder: Path, adapter: str, *, stepwise: bool) -> dict[Point, int]:
@@ -124,7 +138,8 @@ async def test_every_failpoint_is_reached_or_pinned(tmp_path: Path) -> None:
     """A new one cannot vanish unseen."""
     stepwise = await passed(tmp_path / "stepwise", "memory", stepwise=True)
     fused = await passed(tmp_path / "fused", "duckdb", stepwise=False)
-    reached = set(stepwise) | set(fused)
+    approved = await approving(tmp_path / "approved", stepwise=True)
+    reached = set(stepwise) | set(fused) | set(approved)
     assert reached.isdisjoint(NOT_REACHED)
     assert reached | set(NOT_REACHED) == set(Point)
 

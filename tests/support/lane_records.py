@@ -11,6 +11,7 @@ from laneway.storage.projection import ConversationView
 from laneway.storage.records import (
     AbortRequested,
     AnyRecord,
+    ApprovalDecided,
     ApprovalRequested,
     ErrorFact,
     InputRecorded,
@@ -145,6 +146,16 @@ def asked_approval(call: str, submission_id: str = SUBMISSION) -> ApprovalReques
         call_id=call,
         tool="charge",
         input_digest="d",
+    )
+
+
+def decided(call: str, decision: Any = "approved", submission_id: str = SUBMISSION) -> ApprovalDecided:
+    return ApprovalDecided(
+        id=record_id("approval_decided", f"apr_{call}"),
+        run_id=facts.run_id_of(submission_id),
+        approval_id=f"apr_{call}",
+        decision=decision,
+        author="ann",
     )
 
 

@@ -253,12 +253,54 @@ async def test_the_sweep_finds_what_nobody_looks_for() -> None:
     await backend.stop(shut_down=True)
 
 
-def test_a_tool_with_approval_runs_at_once_as_long_as_lanes_know_no_approvals() -> None:
-    """The README and `tool` say so; this changes with them."""
+def test_a_call_waits_for_its_approval() -> None:
+    """K13 through the public surface: who waits reads why, and what to do."""
     careful = tool(effect="idempotent", approval=True, name="add")(add.function)
     with laneway.local(support(tools=[careful])) as runtime:
-        settlement = runtime.conversation("order-42").submit("how much?").result(timeout=10)
-        assert (settlement.outcome, settlement.text) == ("completed", "three")
+        receipt = runtime.conversation("order-42").submit("how much?")
+        with pytest.raises(TimeoutError, match=r"it is suspended\. A call waits for somebody's approval"):
+            receipt.result(timeout=0.2)
+        told = runtime.explain(receipt.submission_id)
+        assert (told.state, told.decision) == ("suspended", "wait_approval")
+        (waiting,) = told.waits_for
+        assert (waiting["kind"], waiting["tool"]) == ("approval", "add")
+        assert told.actions[0] == f"laneway approve {receipt.submission_id} --approval {waiting['approval_id']}"
+        decided = runtime.approve(receipt.submission_id, waiting["approval_id"], author="ann", reason="fine")
+        assert (decided.decision, decided.author) == ("approved", "ann")
+        assert receipt.result(timeout=10).text == "three"
+        with pytest.raises(Refused) as caught:
+            runtime.deny(receipt.submission_id, waiting["approval_id"], author="bob")
+        assert caught.value.code == "already_decided"
+
+
+def test_the_owners_check_decides_who_may_act() -> None:
+    """DUR-017: `authorize` sees the act with its call; what it does not allow, or fails on, is refused."""
+    careful = tool(effect="idempotent", approval=True, name="add")(add.function)
+    seen: list[laneway.Act] = []
+
+    def check(act: laneway.Act) -> bool:
+        seen.append(act)
+        if act.author == "broken":
+            raise RuntimeError("no directory")
+        return act.author == "ann"
+
+    with laneway.local(support(tools=[careful]), authorize=check) as runtime:
+        receipt = runtime.conversation("order-42").submit("how much?")
+        with pytest.raises(TimeoutError):
+            receipt.result(timeout=0.2)
+        for author in ("bob", "broken"):
+            for act in (
+                lambda author=author: runtime.approve(receipt.submission_id, author=author),
+                lambda author=author: runtime.abort(receipt.submission_id, author=author),
+            ):
+                with pytest.raises(Refused) as caught:
+                    act()
+                assert caught.value.code == "not_authorised"
+        assert receipt.status() == "suspended"
+        runtime.approve(receipt.submission_id, author="ann")
+        assert receipt.result(timeout=10).outcome == "completed"
+    assert [act.action for act in seen] == ["approve", "abort", "approve", "abort", "approve"]
+    assert (seen[0].details["tool"], seen[0].conversation_id) == ("add", "order-42")
 
 
 def test_a_runtime_without_agents_says_so() -> None:

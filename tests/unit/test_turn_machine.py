@@ -10,8 +10,10 @@ from lane_records import (
     a_row,
     a_view,
     asked_abort,
+    asked_approval,
     began,
     call_id,
+    decided,
     ended,
     prepared,
     reserved,
@@ -24,13 +26,20 @@ from lane_records import (
 )
 
 from laneway.actors.lane import turn
-from laneway.storage.ledger import State, UnknownCall
+from laneway.storage.ledger import Approval, State, UnknownCall
 from laneway.storage.records import AnyRecord
 
 CALL, SECOND = call_id(1, 0), call_id(1, 1)
 MARKED: dict[str, Any] = {"input_sequence": 1}
 HELD: tuple[AnyRecord, ...] = (said(), began(), responded(1, "charge"), prepared(CALL))
 """A call that was prepared and not settled."""
+
+
+def approvals(*call_ids: str) -> dict[str, Approval]:
+    return {
+        f"apr_{call_id}": Approval(call_id=call_id, input_digest="d", requested=True, decision="approved", author="ann")
+        for call_id in call_ids
+    }
 
 
 def known(resolution: str | None = None) -> dict[str, UnknownCall]:
@@ -83,6 +92,26 @@ TABLE: dict[str, tuple[dict[str, Any], tuple[AnyRecord, ...], Any]] = {
         (said(), began(), responded(1, content="bye")),
         turn.Complete("completed", "bye"),
     ),
+    "a request without a decision is waited for": (
+        MARKED,
+        (said(), began(), responded(1, "charge"), asked_approval(CALL)),
+        "wait",
+    ),
+    "one open request holds the batch": (
+        {**MARKED, "approvals": approvals(CALL)},
+        (said(), began(), responded(1, "charge", "charge"), asked_approval(CALL), asked_approval(SECOND)),
+        "wait",
+    ),
+    "decisions enter the log before they are honoured": (
+        {**MARKED, "approvals": approvals(CALL)},
+        (said(), began(), responded(1, "charge"), asked_approval(CALL)),
+        "decide",
+    ),
+    "a decided call runs": (
+        MARKED,
+        (said(), began(), responded(1, "charge"), asked_approval(CALL), decided(CALL)),
+        "run",
+    ),
     "the first turn asks the model": (MARKED, (said(), began()), turn.CallModel(1)),
     "a finished batch asks for the next turn": (
         MARKED,
@@ -117,8 +146,14 @@ def test_next_action(name: str) -> None:
             assert action == turn.Complete("aborted")
         case "close":
             assert isinstance(action, turn.CloseForAbort)
-        case "resolutions" | "reconcile" | "run":
-            kinds = {"resolutions": turn.ApplyResolutions, "reconcile": turn.Reconcile, "run": turn.RunCalls}
+        case "resolutions" | "reconcile" | "run" | "wait" | "decide":
+            kinds = {
+                "resolutions": turn.ApplyResolutions,
+                "reconcile": turn.Reconcile,
+                "run": turn.RunCalls,
+                "wait": turn.AwaitApproval,
+                "decide": turn.ApplyDecisions,
+            }
             assert type(action) is kinds[expected]
             assert CALL in [call.call.id for call in action.calls]
         case _:
@@ -130,6 +165,8 @@ def test_every_action_has_a_row() -> None:
         "ApplyResolutions",
         "Reconcile",
         "RunCalls",
+        "AwaitApproval",
+        "ApplyDecisions",
     }
     assert named >= {kind.__name__ for kind in turn.Action.__args__}
 

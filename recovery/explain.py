@@ -1,0 +1,162 @@
+"""Why a submission stands where it stands, on what evidence, and what happens next: for an operator, and pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..storage.ledger import CLAIMABLE, Row, State
+from ..storage.projection import CallView
+from .classify import Decision, Evidence, classify, is_decided
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """`decision` is what recovery would do now. `waits_for` names each call that somebody has to decide on, with
+    `tool`, `arguments` and its ids; `actions` are commands that apply."""
+
+    submission_id: str
+    conversation_id: str
+    state: str
+    why: str
+    next: str
+    decision: str
+    evidence: str = ""
+    attempts: int = 0
+    epoch: int = 0
+    behind: tuple[str, ...] = ()
+    waits_for: tuple[dict[str, Any], ...] = ()
+    actions: tuple[str, ...] = ()
+
+
+def explain(evidence: Evidence, ahead: Sequence[Row], *, owner_live: bool, now_ms: int) -> Explanation:
+    """`ahead` are the open submissions before this one in its queue; `owner_live` says that a live process works on it.
+
+    Source: Specification 14 (every decision can be told from what is stored), DUR-013.
+    """
+    row = evidence.row
+    decision = classify(evidence)
+    why, after = _told(evidence, decision, ahead, owner_live=owner_live, now_ms=now_ms)
+    calls = _waits_for(evidence)
+    return Explanation(
+        submission_id=row.submission_id,
+        conversation_id=row.conversation_id,
+        state=str(row.state),
+        why=why,
+        next=after,
+        decision=decision.name,
+        evidence="; ".join(_facts(evidence, decision)),
+        attempts=row.attempts,
+        epoch=row.epoch,
+        behind=tuple(other.submission_id for other in ahead),
+        waits_for=calls,
+        actions=tuple(_actions(row, calls)),
+    )
+
+
+def _told(
+    evidence: Evidence, decision: Decision, ahead: Sequence[Row], *, owner_live: bool, now_ms: int
+) -> tuple[str, str]:
+    row = evidence.row
+    if row.settled:
+        return f"It is settled as {row.outcome}.", "Nothing: a settled outcome never changes."
+    if row.state is State.UNKNOWN:
+        rest = "later submissions go on meanwhile" if row.parked else "the conversation waits with it"
+        return decision.sentence, f"When every unknown call is resolved it goes on; {rest}."
+    if row.state is State.SUSPENDED:
+        until = f" Nobody's decision counts as a denial {_in(row.not_before_ms, now_ms)}." if row.not_before_ms else ""
+        return decision.sentence, f"When every request is decided it goes on; the conversation waits with it.{until}"
+    if row.state is State.JOINED:
+        return decision.sentence, "It gets the outcome of its host."
+    if owner_live:
+        return (
+            f"A live process works on it: {_at_work(evidence)}.",
+            f"It goes on. Should its process be lost: {decision.sentence}",
+        )
+    if ahead and row.state in (State.ADMITTED, State.READY, State.JOINING):
+        head = ahead[0]
+        return (
+            f"It waits in its queue behind {len(ahead)} open submission{'s' if len(ahead) > 1 else ''}; the first, "
+            f"{head.submission_id}, is {head.state}.",
+            "It runs when these are settled.",
+        )
+    if row.not_before_ms > now_ms:
+        return f"It was given back and may be claimed again {_in(row.not_before_ms, now_ms)}.", decision.sentence
+    if row.state in CLAIMABLE and row.attempts:
+        return (
+            "The process that worked on it is lost or has let go of it.",
+            f"The next sweep claims it: {decision.sentence}",
+        )
+    return "Nobody has claimed it yet.", f"The next sweep finds it: {decision.sentence}"
+
+
+def _at_work(evidence: Evidence) -> str:
+    run = evidence.run
+    if run is None:
+        return "its input enters the log"
+    if run.completed is not None:
+        return "its outcome is being settled"
+    if run.open_calls:
+        return f"it runs {', '.join(call.call.name for call in run.open_calls)} of turn {run.open_calls[0].turn}"
+    return f"it asks the model for turn {len(run.turns) + 1}"
+
+
+def _in(then_ms: int, now_ms: int) -> str:
+    return f"in {max(0, then_ms - now_ms) / 1000:,.0f} s"
+
+
+def _facts(evidence: Evidence, decision: Decision) -> list[str]:
+    row, run = evidence.row, evidence.run
+    facts = [decision.evidence] if decision.evidence else []
+    facts.append(f"input {'in the log' if evidence.input_logged else 'not in the log yet'}")
+    if run is not None:
+        facts.append(f"{len(run.turns)} complete model response{'s' if len(run.turns) != 1 else ''}")
+        if run.open_calls:
+            facts.append(f"{len(run.open_calls)} open call{'s' if len(run.open_calls) > 1 else ''}")
+        if run.stalled:
+            facts.append(f"its owner was lost {run.stalled} times since something new was recorded")
+    if row.abort is not None:
+        facts.append(f"{row.abort.author} asked for its abort: {row.abort.reason}")
+    return facts
+
+
+def _waits_for(evidence: Evidence) -> tuple[dict[str, Any], ...]:
+    row, run = evidence.row, evidence.run
+    if row.settled or run is None:
+        return ()
+    found: list[dict[str, Any]] = []
+    for call in run.open_calls:
+        known = row.unknown_calls.get(call.call.id)
+        if row.state is State.UNKNOWN and known is not None and known.resolution is None:
+            found.append({"kind": "unknown", **_call(call), "reason": known.reason, "since_ms": known.since_ms})
+        elif call.approval is not None and call.decision is None and not is_decided(row, call):
+            found.append(
+                {
+                    "kind": "approval",
+                    **_call(call),
+                    "approval_id": call.approval.approval_id,
+                    "arguments_digest": call.approval.input_digest,
+                    "expires_at_ms": call.approval.expires_at_ms or None,
+                }
+            )
+    return tuple(found)
+
+
+def _call(call: CallView) -> dict[str, Any]:
+    return {"tool": call.call.name, "arguments": call.call.arguments, "call_id": call.call.id, "turn": call.turn}
+
+
+def _actions(row: Row, calls: Sequence[dict[str, Any]]) -> list[str]:
+    if row.settled:
+        return []
+    actions: list[str] = []
+    for call in calls:
+        if call["kind"] == "approval":
+            which = f"{row.submission_id} --approval {call['approval_id']}"
+            actions += [f"laneway approve {which}", f"laneway deny {which}"]
+        else:
+            which = f"laneway resolve {row.submission_id} --call {call['call_id']}"
+            actions += [f"{which} completed_with_result --result JSON", f"{which} never_started"]
+            actions += [f"{which} safe_to_retry", f"{which} abort"]
+    return [*actions, f"laneway abort {row.submission_id}"]
