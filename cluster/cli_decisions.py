@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..storage.errors import InvalidInput
-from .cli_options import Address, Json, Local, LocalAgents, LocalStore, Namespace, working
+from .cli_options import Address, Json, Local, LocalAgents, LocalStore, Namespace, StorePath, reading, working
 from .cli_output import print_json, printable, reporting, time_of
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ def register(app: typer.Typer) -> None:
 def explain(
     submission: Submission,
     as_json: Json = False,
+    store: StorePath = None,
     namespace: Namespace = None,
     address: Address = None,
-    local: Local = False,
-    agents: LocalAgents = None,
-    store: LocalStore = None,
 ) -> None:
     """Say why a submission is in its state, on what evidence, and what happens next.
 
@@ -54,7 +52,7 @@ def explain(
     Example:
       laneway explain sub_0198...
     """
-    with working(namespace, address, local=local, agents=agents, store=store) as runtime:
+    with reading(namespace, address, store) as runtime:
         told = runtime.explain(_named(submission))
     if as_json:
         print_json(_as_dict(told))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,9 +26,11 @@ from .cli_output import FAILED, print_json, printable, reporting, say, time_of
 from .cli_records import record_line
 
 if TYPE_CHECKING:
-    from .runtime import Receipt, Settlement
+    from .runtime import Receipt, Runtime, Settlement
 
 _STDIN_BYTES_MAX = 64 << 20  # bounds memory; the runtime's own limit on an input is far lower
+
+_LOOK_S = 2.0  # how soon somebody who waits is told that a person has to decide
 
 After = Annotated[int, typer.Option("--after", min=0, help="Only records behind this sequence.")]
 
@@ -83,10 +86,7 @@ def submit(
             )
         settlement: Settlement | None = None
         if wait:
-            try:
-                settlement = receipt.result(timeout)
-            except TimeoutError:
-                _tell_open(receipt, timeout)
+            settlement = _await(runtime, receipt, timeout)
         if as_json:
             print_json({"receipt": receipt.as_dict(), "settlement": settlement})
         elif settlement is not None:
@@ -216,11 +216,32 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _tell_open(receipt: Receipt, timeout: float | None) -> None:
-    say(
-        f"{receipt.submission_id} is still open after {timeout:g} s; it goes on. "
-        f"Follow it with `laneway watch {receipt.conversation_id}`"
-    )
+def _await(runtime: Runtime, receipt: Receipt, timeout_s: float | None) -> Settlement | None:
+    """Wait for the outcome; say once on standard error when a person has to decide, and why it is open in the end."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    told = False
+    while True:
+        remaining = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - time.monotonic()))
+        try:
+            return receipt.result(remaining)
+        except TimeoutError:
+            found = runtime.explain(receipt.submission_id)
+        over = deadline is not None and time.monotonic() >= deadline
+        if over or (found.waits_for and not told):
+            told = True
+            after = f"is still open after {timeout_s:g} s; it goes on" if over else "waits for a person"
+            say(
+                printable(
+                    f"{receipt.submission_id} {after}. It is {found.state}: {found.why} "
+                    + (
+                        f"Say what to do: `laneway explain {receipt.submission_id}` shows how"
+                        if found.waits_for
+                        else f"Follow it with `laneway watch {receipt.conversation_id}`"
+                    )
+                )
+            )
+        if over:
+            return None
 
 
 def _outcome(settlement: Settlement) -> str:

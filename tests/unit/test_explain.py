@@ -1,0 +1,126 @@
+"""What an operator reads of a submission: state, evidence, and what comes next, from stored facts alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lane_records import (
+    ABORT,
+    a_row,
+    a_view,
+    asked_approval,
+    began,
+    call_id,
+    ended,
+    prepared,
+    responded,
+    said,
+    settled,
+    unknown,
+)
+
+from laneway.recovery.classify import Evidence
+from laneway.recovery.explain import explain
+from laneway.storage.ledger import Approval, State, UnknownCall
+from laneway.storage.records import AnyRecord
+
+CALL = call_id(1, 0)
+NOW = 100_000
+MARKED: dict[str, Any] = {"input_sequence": 1}
+DECLARED: tuple[AnyRecord, ...] = (said(), began(), responded(1, "charge"))
+LOST = {CALL: UnknownCall(reason="the answer was lost", since_ms=NOW - 60_000)}
+PENDING = {f"apr_{CALL}": Approval(call_id=CALL, input_digest="d", requested=True)}
+
+DONE: dict[str, Any] = {"state": State.COMPLETED, "outcome": "completed"}
+
+# row, log, behind another, a live owner: what `why` and `next` must hold
+TABLE: list[tuple[dict[str, Any], tuple[AnyRecord, ...], bool, bool, str, str]] = [
+    (
+        {"state": State.COMPLETED, "outcome": "completed"},
+        (said(), settled()),
+        False,
+        False,
+        "settled as completed",
+        "Nothing",
+    ),
+    (
+        {"state": State.RUNNING, **MARKED},
+        (said(), began()),
+        False,
+        True,
+        "asks the model for turn 1",
+        "process be lost",
+    ),
+    ({"state": State.RUNNING, **MARKED}, DECLARED, False, True, "it runs charge of turn 1", "goes on"),
+    ({"state": State.RUNNING, **MARKED}, (said(), began(), ended()), False, True, "being settled", "goes on"),
+    ({"state": State.RUNNING}, (), False, True, "its input enters the log", "goes on"),
+    ({"state": State.RUNNING, "attempts": 1, **MARKED}, DECLARED, False, False, "is lost", "next sweep claims it"),
+    ({"state": State.READY}, (), True, False, "behind 1 open submission; the first, sub_0, is running", "It runs when"),
+    ({"state": State.READY}, (), False, False, "Nobody has claimed it yet", "next sweep"),
+    ({"state": State.READY, "not_before_ms": NOW + 9_000, "attempts": 1}, (), False, False, "again in 9 s", "input"),
+    (
+        {"state": State.UNKNOWN, "unknown_calls": LOST, **MARKED},
+        (*DECLARED, prepared(CALL), unknown(CALL)),
+        False,
+        False,
+        "somebody has to resolve it",
+        "the conversation waits with it",
+    ),
+    (
+        {"state": State.UNKNOWN, "unknown_calls": LOST, "parked": True, **MARKED},
+        (*DECLARED, prepared(CALL), unknown(CALL)),
+        False,
+        False,
+        "somebody has to resolve it",
+        "later submissions go on meanwhile",
+    ),
+    (
+        {"state": State.SUSPENDED, "approvals": PENDING, "not_before_ms": NOW + 5_000, **MARKED},
+        (*DECLARED, asked_approval(CALL)),
+        False,
+        False,
+        "waits for somebody's approval",
+        "counts as a denial in 5 s",
+    ),
+]
+
+
+@pytest.mark.requirement("DUR-013")
+@pytest.mark.parametrize("index", range(len(TABLE)))
+def test_explain(index: int) -> None:
+    changes, records, behind, live, why, after = TABLE[index]
+    ahead = [a_row("sub_0", state=State.RUNNING)] if behind else []
+    told = explain(Evidence(a_row(**changes), None, a_view(*records)), ahead, owner_live=live, now_ms=NOW)
+    assert why in told.why
+    assert after in told.next
+    assert told.state == str(changes["state"])
+
+
+def test_an_unknown_call_is_named_with_its_tool_and_the_ways_out() -> None:
+    row = a_row(state=State.UNKNOWN, unknown_calls=LOST, **MARKED)
+    view = a_view(*DECLARED, prepared(CALL), unknown(CALL))
+    told = explain(Evidence(row, None, view), [], owner_live=False, now_ms=NOW)
+    (waiting,) = told.waits_for
+    assert waiting == {
+        "kind": "unknown",
+        "tool": "charge",
+        "arguments": "{}",
+        "call_id": CALL,
+        "turn": 1,
+        "reason": "the answer was lost",
+        "since_ms": NOW - 60_000,
+    }
+    assert [action.split()[1] for action in told.actions] == ["resolve"] * 4 + ["abort"]
+
+
+def test_an_abort_that_was_asked_for_is_part_of_the_evidence() -> None:
+    told = explain(Evidence(a_row(abort=ABORT), None, a_view()), [], owner_live=False, now_ms=NOW)
+    assert "bob asked for its abort: enough" in told.evidence
+    assert told.decision == "settle_aborted"
+
+
+def test_settled_work_offers_nothing_to_do() -> None:
+    row = a_row(state=State.ABORTED, outcome="aborted", abort=ABORT)
+    told = explain(Evidence(row, None, a_view(settled("aborted"))), [], owner_live=False, now_ms=NOW)
+    assert (told.actions, told.waits_for) == ((), ())
