@@ -74,7 +74,7 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "model_interrupted": lambda record: f"turn {record['turn']}: {record['reason']}",
     "tool_call_prepared": lambda record: f"{record['tool']} ({record['effect']})",
     "tool_call_settled": _settled_call,
-    "tool_call_unknown": lambda record: record["reason"],
+    "tool_call_unknown": lambda record: f"{record['call_id']}: {record['reason']}",
     "tool_call_resolved": lambda record: (
         f"{record['resolution']} by {record['author']}" + (f": {record['reason']}" if record["reason"] else "")
     ),

@@ -120,7 +120,8 @@ async def reconcile(claimed: Claimed, calls: tuple[CallView, ...]) -> bool:
     )
     await claimed.outbox.flush()
     claimed.services.counts["unknown"] += 1
-    _log.warning("%s: the outcome of %s is unknown", claimed.submission_id, ", ".join(unproven))
+    names = ", ".join(f"{call.call.name} ({call.call.id})" for call in calls if call.call.id in unproven)
+    _log.warning("%s: the outcome of %s is unknown", claimed.submission_id, names)
     return False
 
 

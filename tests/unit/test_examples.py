@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,18 @@ def test_the_support_agent_answers_with_its_tools(monkeypatch: pytest.MonkeyPatc
 def test_the_quickstart_starts_nothing_when_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     assert importlib.import_module("quickstart").support.name == "support"
+
+
+def test_large_refunds_wait_for_a_person(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F5: the small one is paid at once, the large one after its approval; each once."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    refunds = importlib.import_module("refunds")
+    monkeypatch.setattr(refunds, "BANK", tmp_path / "bank.jsonl")
+    refunds.main()
+    small, waiting, large = capsys.readouterr().out.splitlines()
+    assert '"eur":9' in small
+    assert "it is suspended. A call waits for somebody's approval" in waiting
+    assert '"eur":250' in large
+    assert [json.loads(line)["eur"] for line in (tmp_path / "bank.jsonl").read_text().splitlines()] == [9, 250]
