@@ -44,14 +44,7 @@ def load_agents(target: str) -> list[Agent]:
 
     Raises: InvalidInput with `field` "agents".
     """
-    module_name, separator, attribute = target.partition(":")
-    if not separator or not module_name or not attribute:
-        raise _invalid(f"{target!r} must have the form module:name, such as my_agents:support")
-    found: Any = _import(module_name)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise _invalid(f"module {module_name} has no {attribute}")
-        found = getattr(found, part)
+    found = _named(target)
     if callable(found) and not isinstance(found, Agent):
         try:
             found = found()
@@ -62,6 +55,29 @@ def load_agents(target: str) -> list[Agent]:
         raise _invalid(f"{target} must be an Agent, or a list, tuple or dict of them, not {_describe(found)}")
     Registry(agents)
     return agents
+
+
+def load_authorize(target: str) -> Authorize:
+    """Import the check that `target`, "module:name", names. Raises: InvalidInput with `field` "authorize"."""
+    try:
+        found = _named(target)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, field="authorize") from error
+    if not callable(found):
+        raise InvalidInput(f"{target} must be a function of the act, not {_describe(found)}", field="authorize")
+    return found
+
+
+def _named(target: str) -> Any:
+    module_name, separator, attribute = target.partition(":")
+    if not separator or not module_name or not attribute:
+        raise _invalid(f"{target!r} must have the form module:name, such as my_agents:support")
+    found: Any = _import(module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise _invalid(f"module {module_name} has no {attribute}")
+        found = getattr(found, part)
+    return found
 
 
 def _as_list(found: Any) -> list[Any]:

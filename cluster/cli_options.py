@@ -13,6 +13,7 @@ from ..storage.errors import InvalidInput, NotFound, RuntimeUnreachable
 
 if TYPE_CHECKING:
     from ..agents.agent import Agent
+    from ..agents.authority import Authorize
     from .runtime import Runtime
 
 ADDRESS_DEFAULT = "auto"
@@ -120,6 +121,13 @@ def working(
             )
     with running(namespace, address) as runtime:
         yield runtime
+
+
+def authorize_of(target: str) -> Authorize:
+    """The check that `--authorize module:name` names. Raises: InvalidInput with field "authorize"."""
+    from ..agents.registry import load_authorize
+
+    return load_authorize(target)
 
 
 def agents_of(target: str) -> list[Agent]:

@@ -16,6 +16,7 @@ from .cli_options import (
     Namespace,
     StorePath,
     agents_of,
+    authorize_of,
     namespace_of,
     reading,
     running,
@@ -24,6 +25,7 @@ from .cli_options import (
 from .cli_output import print_json, print_table, printable, reporting, say, time_of
 
 if TYPE_CHECKING:
+    from ..agents.agent import Agent
     from ..storage.ledger import Row
     from .backend import Description
     from .ray_head import Head
@@ -70,6 +72,15 @@ def up(
     lanes_per_actor: Annotated[
         int | None, typer.Option("--lanes-per-actor", min=1, help="Conversations a process.", show_default="256")
     ] = None,
+    authorize: Annotated[
+        str | None,
+        typer.Option(
+            "--authorize",
+            metavar="MODULE:NAME",
+            help="A function that says who may approve, resolve, abort and retry.",
+            show_default="everybody may",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Start a runtime on Ray and leave it running.
@@ -80,40 +91,28 @@ def up(
     Example:
       laneway up --agents support_agent:agents --store support.duckdb
     """
-    from . import launch, ray_head, runtime_file
-    from .settings import STORE_DEFAULT
+    from . import ray_head
 
     name = namespace_of(namespace)
     environment = _environment(runtime_env, working_dir)
     if working_dir is not None:
         sys.path.insert(0, str(working_dir.resolve()))
     loaded = agents_of(agents)
+    check = authorize_of(authorize) if authorize else None
     joined, head = _cluster(address, name)
     try:
         joined = ray_head.resolved(joined)
-        runtime = launch.start(
+        found, remembered = _launched(
             loaded,
-            store or STORE_DEFAULT,
+            store,
+            head,
             address=joined,
             namespace=name,
             runtime_env=environment,
+            authorize=check,
             max_actors=max_actors,
             lanes_per_actor=lanes_per_actor,
         )
-        try:
-            found = runtime.describe()
-            remembered = runtime_file.RuntimeFile(
-                namespace=name,
-                address=joined,
-                store=str((store or Path(STORE_DEFAULT)).resolve()),
-                agents=found.agents,
-                cluster_pid=head.pid if head else _inherited(name, joined),
-            )
-            runtime_file.save(remembered)
-        except BaseException:
-            runtime.stop()
-            raise
-        runtime.leave()
     except BaseException:
         _stop_cluster(head)
         raise
@@ -125,6 +124,31 @@ def up(
         print(printable(f"store {remembered.store} ({store_name(found.store).split()[0]})"))
         print(printable(f"agents {', '.join(found.agents)}"))
         print('next: laneway submit CONVERSATION "text", laneway ps, laneway down')
+
+
+def _launched(
+    agents: list[Agent], store: Path | None, head: Head | None, *, address: str, namespace: str, **options: Any
+) -> tuple[Description, RuntimeFile]:
+    """Start the runtime, remember where it is, and leave it up; it ends again when it cannot be remembered."""
+    from . import launch, runtime_file
+    from .settings import STORE_DEFAULT
+
+    runtime = launch.start(agents, store or STORE_DEFAULT, address=address, namespace=namespace, **options)
+    try:
+        found = runtime.describe()
+        remembered = runtime_file.RuntimeFile(
+            namespace=namespace,
+            address=address,
+            store=str((store or Path(STORE_DEFAULT)).resolve()),
+            agents=found.agents,
+            cluster_pid=head.pid if head else _inherited(namespace, address),
+        )
+        runtime_file.save(remembered)
+    except BaseException:
+        runtime.stop()
+        raise
+    runtime.leave()
+    return found, remembered
 
 
 def down(as_json: Json = False, namespace: Namespace = None, address: Address = None) -> None:

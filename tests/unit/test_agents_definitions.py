@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from ray import cloudpickle
 
 from laneway.agents import Agent, FunctionModel, PydanticAIModel, Registry, ScriptedModel, Tool, load_agents, tool
+from laneway.agents.registry import load_authorize
 from laneway.storage.errors import InvalidInput
 
 MODEL = ScriptedModel(["hello"])
@@ -274,3 +276,11 @@ def test_bad_targets(module: str, target: str, part: str) -> None:
         load_agents(target.format(module))
     assert caught.value.details["field"] == "agents"
     assert part in caught.value.message
+
+
+def test_a_check_is_loaded_by_its_name() -> None:
+    assert load_authorize("operator:truth") is operator.truth
+    for target in ("operator", "operator:none_such", "no_such_module:x", "operator:__doc__"):
+        with pytest.raises(InvalidInput) as caught:
+            load_authorize(target)
+        assert caught.value.details["field"] == "authorize"
