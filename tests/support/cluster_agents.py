@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from laneway import Agent, FunctionModel, ModelRequest, ToolContext, tool
+from laneway import Act, Agent, FunctionModel, ModelRequest, ToolContext, tool
 
 FOLDER = "LANEWAY_TEST_FOLDER"
 
@@ -53,21 +53,34 @@ async def charge(ctx: ToolContext, item: str) -> str:
     return "charged"
 
 
+@tool(effect="uncertain", approval=True)
+async def refund(ctx: ToolContext, item: str) -> str:
+    """Pay back, once somebody has said yes."""
+    note("refund", f"{ctx.call_id} {os.getpid()}")
+    return "paid back"
+
+
+def only_ann(act: Act) -> bool:
+    """Whom a test lets intervene."""
+    note("acts", f"{act.action} {act.author} {os.getpid()}")
+    return act.author == "ann"
+
+
 def answer(request: ModelRequest) -> object:
-    """ "look X" and "charge X" call a tool, its result is told, anything else is echoed."""
+    """ "look X", "charge X" and "refund X" call a tool, its result is told, anything else is echoed."""
     note("model", f"{request.conversation_id} {request.queue_sequence} {request.turn} {os.getpid()}")
     last = request.messages[-1]
     if last["role"] == "tool":
         return f"the result is {last['content']}"
     verb, _, item = str(last["content"]).partition(" ")
-    name = {"look": "look_up", "charge": "charge"}.get(verb)
+    name = {"look": "look_up", "charge": "charge", "refund": "refund"}.get(verb)
     if name is None:
         return f"you said {last['content']}"
     call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": f'{{"item": "{item}"}}'}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-agents = [Agent(name="desk", model=FunctionModel(answer), tools=[look_up, charge], instructions="Be brief.")]
+agents = [Agent(name="desk", model=FunctionModel(answer), tools=[look_up, charge, refund], instructions="Be brief.")]
 
 
 def until(holds: Callable[[], object], timeout_s: float = 30.0) -> None:
