@@ -77,6 +77,8 @@ class RunView:
     interruptions: int = 0
     stalled: int = 0
     """Recoveries since something new was recorded: what tells poison work from bad luck (Specification 16)."""
+    waited_ms: int = 0
+    """Time that the run spent waiting for people."""
     completed: RunCompleted | None = None
 
     @property
@@ -140,6 +142,7 @@ class ConversationView:
                 self.calls[record.call_id].unknown = record
             case ToolCallResolved():
                 self.calls[record.call_id].resolved = record
+                self.runs[record.run_id].waited_ms += record.waited_ms
             case ApprovalRequested():
                 self.calls[record.call_id].approval = record
             case ApprovalDecided():
@@ -177,6 +180,7 @@ class ConversationView:
         call.preparations += 1
 
     def _decide(self, record: ApprovalDecided) -> None:
+        self.runs[record.run_id].waited_ms += record.waited_ms
         for call in self.calls.values():
             if call.approval is not None and call.approval.approval_id == record.approval_id:
                 call.decision = record

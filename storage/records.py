@@ -129,6 +129,8 @@ class ToolCallResolved(Record, tag="tool_call_resolved"):
     author: str
     reason: str
     result: Any = None
+    waited_ms: int = 0
+    """How long the run waited with this answer; the run's deadline does not count it (Specification 16)."""
 
 
 class StepSettled(Record, tag="step_settled"):
@@ -147,6 +149,7 @@ class ApprovalRequested(Record, tag="approval_requested"):
     tool: str
     input_digest: str
     tool_digest: str = ""
+    requested_at_ms: int = 0
     expires_at_ms: int = 0
     """When nobody's decision counts as a denial; 0 for never."""
 
@@ -157,6 +160,8 @@ class ApprovalDecided(Record, tag="approval_decided"):
     decision: Literal["approved", "denied", "closed"]
     author: str
     reason: str = ""
+    waited_ms: int = 0
+    """How long the run waited with this decision; the run's deadline does not count it."""
 
 
 class CompactionCreated(Record, tag="compaction_created"):

@@ -52,10 +52,15 @@ async def wait(claimed: Claimed, calls: tuple[CallView, ...]) -> bool:
 
 def apply_decisions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
     """The decisions become canonical before they are honoured (Specification 8)."""
+    asked_at_ms = min(call.approval.requested_at_ms for call in calls if call.approval is not None)
+    waited_ms = max(0, claimed.services.now_ms() - asked_at_ms)
     for call in calls:
         assert call.approval is not None
         known = claimed.row.approvals[call.approval.approval_id]
-        claimed.outbox.record(facts.approval_decided(call, known.decision, known.author or "", known.reason or ""))
+        claimed.outbox.record(
+            facts.approval_decided(call, known.decision, known.author or "", known.reason or "", waited_ms)
+        )
+        waited_ms = 0  # the requests of a batch wait together
 
 
 def close_requests(claimed: Claimed, author: str, reason: str) -> None:

@@ -135,7 +135,6 @@ class Attempt:
                     calls.close_for_abort(claimed, unproven)
                 case turn.Complete(outcome, output, error):
                     self.over = True
-                    approvals.close_requests(claimed, "laneway", f"the run ended as {outcome}")
                     claimed.outbox.record(facts.run_completed(claimed.run_id, outcome, output, error))
                 case turn.Settle() | turn.AppendReserved() | turn.Finalize():
                     return await self._settle(action, next_claim)

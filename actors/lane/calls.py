@@ -137,11 +137,15 @@ async def _proof(claimed: Claimed, call: CallView) -> Reconciliation | None:
 
 
 def apply_resolutions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
+    """The answers become canonical; time that the run was unknown is no running time (Specification 16)."""
+    since_ms = min(claimed.row.unknown_calls[call.call.id].since_ms for call in calls)
+    waited_ms = max(0, claimed.services.now_ms() - since_ms)
     for call in calls:
         known = claimed.row.unknown_calls[call.call.id]
         assert known.resolution is not None
         author, reason = known.author or "", known.note or ""
-        claimed.outbox.record(facts.call_resolved(call, known.resolution, author, reason, known.result))
+        claimed.outbox.record(facts.call_resolved(call, known.resolution, author, reason, known.result, waited_ms))
+        waited_ms = 0  # they waited together
         if known.resolution == "completed_with_result":
             claimed.outbox.record(facts.call_succeeded(call, known.result, author=author))
 

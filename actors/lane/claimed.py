@@ -95,11 +95,12 @@ class Claimed:
         return self.deadline_passed or (remaining is not None and remaining <= 0)
 
     def _remaining_s(self) -> float | None:
-        """Seconds until the run's deadline, counted from the recorded start, whoever runs it now."""
+        """Seconds until the run's deadline: from its recorded start, without the time that it waited for people."""
         run = self.run
         if self.agent.run_timeout_s is None or run is None:
             return None
-        return self.agent.run_timeout_s - (self.services.now_ms() - run.started.started_at_ms) / 1000
+        running_ms = self.services.now_ms() - run.started.started_at_ms - run.waited_ms
+        return self.agent.run_timeout_s - running_ms / 1000
 
     async def interruptible(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await an effect that an abort or the run's deadline may end. Raises: Interrupted, SelfCancelled."""

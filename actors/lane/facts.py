@@ -178,11 +178,12 @@ def approval_requested(call: CallView, tool: Tool, now_ms: int) -> ApprovalReque
         tool=tool.name,
         input_digest=digest_of(call.call.arguments.encode()),
         tool_digest=tool.digest,
+        requested_at_ms=now_ms,
         expires_at_ms=expires,
     )
 
 
-def approval_decided(call: CallView, decision: Any, author: str, reason: str) -> ApprovalDecided:
+def approval_decided(call: CallView, decision: Any, author: str, reason: str, waited_ms: int = 0) -> ApprovalDecided:
     assert call.approval is not None
     return ApprovalDecided(
         id=record_id("approval_decided", call.approval.approval_id),
@@ -191,6 +192,7 @@ def approval_decided(call: CallView, decision: Any, author: str, reason: str) ->
         decision=decision,
         author=author,
         reason=reason,
+        waited_ms=waited_ms,
     )
 
 
@@ -227,7 +229,9 @@ def call_unknown(call: CallView, reason: str) -> ToolCallUnknown:
     )
 
 
-def call_resolved(call: CallView, resolution: Any, author: str, reason: str, result: Any = None) -> ToolCallResolved:
+def call_resolved(
+    call: CallView, resolution: Any, author: str, reason: str, result: Any = None, waited_ms: int = 0
+) -> ToolCallResolved:
     return ToolCallResolved(
         id=record_id("tool_call_resolved", call.call.id, call.preparations),
         run_id=call.run_id,
@@ -236,6 +240,7 @@ def call_resolved(call: CallView, resolution: Any, author: str, reason: str, res
         author=author,
         reason=reason,
         result=result,
+        waited_ms=waited_ms,
     )
 
 

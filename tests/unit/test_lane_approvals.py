@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from approval_acts import approval_ids, asking, booking, decide, suspended
 from lane_world import Script, World, agent_of, call, calls, until
 
 from laneway import InvalidInput, Refused
+from laneway.actors.decisions import ApprovalDecision, carry_out
+from laneway.actors.store_client import LocalLink, StoreClient
+from laneway.storage.commands import Suspend, Unit
 from laneway.storage.ledger import State
 from laneway.storage.records import ApprovalDecided, ToolCallSettled
 
@@ -223,18 +227,44 @@ async def test_a_rule_over_the_arguments_asks_where_it_must_and_when_it_fails(wo
     world.converged()
 
 
-async def test_a_run_that_ends_otherwise_closes_its_requests(world: World) -> None:
-    """The run's deadline counts while it waits; decided too late, the open call is not run and its run fails."""
-    process = await world.process(asking(world, call("charge"), run_timeout_s=5.0))
+async def test_time_that_a_run_waits_is_no_running_time(world: World) -> None:
+    """Section 16: the run's deadline does not count it, and what is left of its time goes on counting."""
+    turns = [calls(call("charge"), call("charge")), calls(call("charge")), "done"]
+    process = await world.process(agent_of(Script(*turns), booking(world), run_timeout_s=5.0))
     receipt = await process.submit("pay")
-    await suspended(world, receipt)
-    world.clock.advance(6_000)
-    world.store.renew_lease(process.host.owner_id, 10_000)
-    await decide(process, receipt)
-    settlement = await process.settled(receipt)
-    assert settlement.error is not None
-    assert settlement.error["code"] == "run_timeout"
-    assert world.supplier.count("charge") == 0
+    decided = 0
+    for asked in (2, 3):
+        await until(lambda asked=asked: len(approval_ids(world)) == asked)
+        await suspended(world, receipt)
+        world.clock.advance(3_600_000)
+        world.store.renew_lease(process.host.owner_id, 10_000)
+        for approval in approval_ids(world)[decided:]:
+            await decide(process, receipt, approval=approval)
+        decided = asked
+    assert (await process.settled(receipt)).outcome == "completed"
+    waited = [record.waited_ms for record in world.records() if isinstance(record, ApprovalDecided)]
+    assert waited == [3_600_000, 0, 3_600_000]
+    world.converged()
+
+
+async def test_a_decision_that_races_ahead_of_the_suspension_counts(world: World) -> None:
+    """Section 3 approval: suspend after a decision resumes at once."""
+    process = await world.process(asking(world, call("charge")), stepwise=True)
+
+    async def decide_first(units: list[Unit]) -> None:
+        for unit in units:
+            for command in unit.commands:
+                if isinstance(command, Suspend):
+                    process.link.before_commit = None
+                    asked = ApprovalDecision(submission_id=command.submission_id, decision="approved", author="ann")
+                    await carry_out(StoreClient(LocalLink(world.store), random.Random(1)), None, asked)
+
+    process.link.before_commit = decide_first
+    receipt = await process.submit("pay")
+    assert (await process.settled(receipt)).outcome == "completed"
+    assert process.host.stats().get("suspended", 0) == 0
+    assert world.supplier.count("charge") == 1
+    await process.at_rest()
     world.converged()
 
 
