@@ -28,7 +28,7 @@ class Agent:
     `model` is a Model, or a name that pydantic-ai knows such as "openai:gpt-4o". `tools` takes plain functions, too:
     they count as tools with the effect "uncertain". `on_unknown` says what a lane does while nobody knows the outcome
     of an effect: "hold" what comes later, or "park" the submission and go on. `turns_max` bounds the model turns of one
-    run, `model_timeout_s` and `model_attempts_max` one model call, `run_timeout_s` the time that a whole run is at work;
+    run, `model_timeout_s` and `model_attempts_max` one model call, `run_timeout_s` the time that a run is at work;
     waits for people do not count (None: no bound).
 
     Raises: InvalidInput with `field`, and `limit` where one applies.
