@@ -73,6 +73,10 @@ class ConversationActor:
     async def stats(self) -> dict[str, Any]:
         return {"pid": os.getpid(), **self._host.stats()}
 
+    async def retire(self) -> bool:
+        """Take nothing new; whether nothing is at work any longer."""
+        return self._host.retire()
+
     async def close(self) -> None:
         """Stop the lanes where they stand and give the lease back."""
         await self._host.close()

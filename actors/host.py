@@ -28,6 +28,7 @@ from .lane.feed import Cursor
 from .lane.lane import Lane
 from .lane.services import LaneServices
 from .lane.settings import LaneSettings
+from .lane.stopping import Adrift
 from .lane.values import Admission, Settlement, settlement_of
 from .store_client import StoreClient, StoreLink
 
@@ -76,6 +77,8 @@ class LaneHost:
         self._owed = set[str]()
         self._told: OrderedDict[str, Settlement] = OrderedDict()
         self._counts: Counter[str] = Counter()
+        self._adrift = Adrift(self._counts)
+        self._retired = False
         self._closed = threading.Event()
         self._at_work: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -92,6 +95,7 @@ class LaneHost:
             lane_idle=self._lane_idle,
             failpoints=failpoints,
             counts=self._counts,
+            adrift=self._adrift,
         )
 
     async def start(self) -> None:
@@ -213,8 +217,24 @@ class LaneHost:
             "owner_id": self.owner_id,
             "lanes": len(self._lanes),
             "waiting": len(self._waiting),
+            "at_work": self._at_work_count(),
+            "adrift": self._adrift.running,
+            "stained": self._adrift.running > 0,
+            "retired": self._retired,
             **dict(self._counts),
         }
+
+    def retire(self) -> bool:
+        """Take nothing new: lanes end what they run and claim no more. Whether nothing is at work here any longer."""
+        if not self._retired:
+            self._retired = True
+            self._waiting.clear()
+            for lane in self._lanes.values():
+                lane.retire()
+        return self._at_work_count() == 0
+
+    def _at_work_count(self) -> int:
+        return sum(not lane.at_rest for lane in self._lanes.values()) + len(self._at_work)
 
     # --- lanes -------------------------------------------------------------------------------------------------------
 
@@ -230,6 +250,8 @@ class LaneHost:
         nothing, and the conversation waits for its place."""
         lane = self._lanes.get(conversation_id)
         if lane is None:
+            if self._retired:
+                return Lane(conversation_id, self._services, may_run=False)
             if not self._make_room():
                 self._waiting[conversation_id] = None
                 return Lane(conversation_id, self._services, may_run=False)

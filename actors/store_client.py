@@ -14,6 +14,7 @@ from ..recovery.backoff import backoff_s
 from ..storage.commands import Accepted, Admit, Answer, Rejected, Unit
 from ..storage.contract import ControlRow, LogPage, ScanPage, Snapshot, Store
 from ..storage.errors import StoreFull, StoreUnavailable
+from ..storage.ledger import Row
 
 _log = logging.getLogger("laneway.store")
 _GROUP_UNITS_MAX = 512  # bounds one transaction to a few milliseconds
@@ -87,6 +88,9 @@ class StoreClient:
 
     async def snapshot(self, submission_id: str) -> Snapshot:
         return await self.read("snapshot", submission_id)
+
+    async def lookup(self, submission_id: str) -> Row | None:
+        return await self.read("lookup", submission_id)
 
     async def aborts_owed(self, conversation_id: str) -> list[str]:
         owed: list[str] = []

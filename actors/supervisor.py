@@ -49,6 +49,10 @@ class Crew(Protocol):
 
     async def stats(self, member: Member) -> dict[str, Any]: ...
 
+    async def retire(self, member: Member) -> bool:
+        """Let the process take nothing new, and end it once nothing is at work in it; whether it was ended."""
+        ...
+
 
 class Supervisor:
     """Knows where each conversation lives, notices deaths at once, and looks for work that nobody owns.
@@ -81,6 +85,8 @@ class Supervisor:
         self._sweep_now = asyncio.Event()
         self.counts: Counter[str] = Counter()
         self._silent: Counter[str] = Counter()
+        self._stained: set[str] = set()
+        self._replacing: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -163,6 +169,7 @@ class Supervisor:
         self.counts["died"] += 1
         self._members.pop(member.name, None)
         self._silent.pop(member.name, None)
+        self._stained.discard(member.name)
         lost = self._placement.remove(member.name)
         _log.info("%s (pid %d) has ended with %d conversations", member.name, member.pid, len(lost))
         self._keep_spares()
@@ -190,7 +197,7 @@ class Supervisor:
         now_ms = self._now_ms()
         for name, member in self._members.items():
             if owners.get(member.owner_id, 0) > now_ms:
-                if self._silent.pop(name, 0) >= _SILENT_SWEEPS:
+                if self._silent.pop(name, 0) >= _SILENT_SWEEPS and name not in self._stained:
                     self._placement.learn(name, [])
                 continue
             self._silent[name] += 1
@@ -200,8 +207,26 @@ class Supervisor:
                 _log.warning("%s (pid %d) is silent; its %d conversations move", name, member.pid, len(lost))
         self._keep_spares()
 
+    async def _replace_stained(self) -> None:
+        """A process in which an ended effect still runs is not counted on: its conversations move as they come to
+        their ends, and then it is ended itself."""
+        members = self.members()
+        for member, stats in zip(
+            members, await asyncio.gather(*(self._crew.stats(member) for member in members)), strict=True
+        ):
+            if member.name not in self._stained and (stats.get("stained") or stats.get("retired")):
+                self._stained.add(member.name)
+                self.counts["stained"] += 1
+                self._placement.remove(member.name)
+                self._keep_spares()
+                _log.warning("%s (pid %d) has effects that cannot be ended; it is replaced", member.name, member.pid)
+            if member.name in self._stained and await self._crew.retire(member):
+                self.counts["replaced"] += 1
+
     async def _sweep_once(self) -> None:
         await self._set_silent_aside()
+        if self._replacing is None or self._replacing.done():
+            self._replacing = self._spawn(self._replace_stained())  # a stopped process must not hold the sweep up
         needed = await self._store.conversations_in_need(self._now_ms())
         groups: dict[str, list[str]] = {}
         for conversation_id in needed:
@@ -217,10 +242,11 @@ class Supervisor:
             )
         )
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

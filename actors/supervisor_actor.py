@@ -106,6 +106,25 @@ class RayCrew:
         except (TimeoutError, *RAY_FAILURES):
             return {}
 
+    async def retire(self, member: Member) -> bool:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                at_rest = bool(await member.handle.retire.remote())
+        except (TimeoutError, *RAY_FAILURES):
+            return False
+        if at_rest:
+            await self.end(member)
+        return at_rest
+
+    async def end(self, member: Member) -> None:
+        """End the process, gently first."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await member.handle.close.remote()
+        except (TimeoutError, *RAY_FAILURES):
+            pass  # it is ended all the same, and its work goes on elsewhere or at the next start
+        ray.kill(member.handle)
+
 
 class SupervisorActor:
     """The directory of one runtime; it can die at any time and finds everything again."""
@@ -165,16 +184,8 @@ class SupervisorActor:
         """End every process that hosts lanes, gently first; the names that are to become free."""
         await self._supervisor.close()
         members = self._supervisor.members()
-        await asyncio.gather(*(self._end(member) for member in members))
+        await asyncio.gather(*(self._crew.end(member) for member in members))
         return [member.name for member in members]
-
-    async def _end(self, member: Member) -> None:
-        try:
-            async with asyncio.timeout(5):
-                await member.handle.close.remote()
-        except (TimeoutError, *RAY_FAILURES):
-            pass  # it is ended all the same, and its work goes on at the next start
-        ray.kill(member.handle)
 
     async def _ready(self) -> None:
         """A supervisor that Ray started again was never asked to start: the first call does it."""

@@ -5,11 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from ..storage.errors import ToolError, described
+
+left_behind: contextvars.ContextVar[list[threading.Thread] | None] = contextvars.ContextVar("left_behind", default=None)
+"""Where set, threads whose caller was cancelled while they still worked."""
+
+
+async def run_function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a user's function: an async one on the event loop, any other in a thread of its own."""
+    try:
+        if is_async(function):
+            return await function(*args, **kwargs)
+        value = await run_in_thread(function, *args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+    except SystemExit as error:
+        raise contained(error) from error
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling the function makes a coroutine, as far as its definition tells."""
+    target = function.func if isinstance(function, functools.partial) else function
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 async def run_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -41,8 +63,15 @@ async def run_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: A
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
             loop.call_soon_threadsafe(settle, value, failure)
 
-    threading.Thread(target=work, name=f"laneway-{getattr(function, '__name__', 'call')}", daemon=True).start()
-    return await future
+    thread = threading.Thread(target=work, name=f"laneway-{getattr(function, '__name__', 'call')}", daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        behind = left_behind.get()
+        if behind is not None:
+            behind.append(thread)
+        raise
 
 
 def contained(error: BaseException) -> Exception:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, overload
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
-
 from ..storage.errors import InvalidInput, ToolError
 from ..storage.values import DEFAULT_LIMITS, check_text, digest_of, encode
+from .context import ToolContext
 from .fingerprint import function_digest
 from .parameters import ArgumentsAdapter, arguments_adapter, parse_object, schema_of, takes_context, validate_arguments
 from .reconcile import Completed, NeverStarted, Reconciler, Reconciliation, SafeToRetry
-from .threads import contained, run_in_thread
+from .threads import run_function
+from .values import jsonable
 
 Effect = Literal["readonly", "idempotent", "uncertain"]
 """What running a call twice may do: nothing, nothing more than once under the same key, or harm."""
@@ -30,27 +30,6 @@ ToolFunction = Callable[..., Any]
 TIMEOUT_S_DEFAULT = 30.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI, Anthropic and Google all accept
 _ANY_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolContext:
-    """What a tool may know about the call that it serves; handed over when its first parameter is named `ctx`.
-
-    `queue_sequence` is the submission's position in its conversation and `turn` the model turn in the run, both from 1;
-    `position` is the call's index in the response, from 0. `idempotency_key` stays the same when the call runs again:
-    hand it to the provider of the effect.
-    """
-
-    conversation_id: str
-    submission_id: str
-    run_id: str
-    call_id: str
-    idempotency_key: str
-    queue_sequence: int
-    turn: int
-    position: int
-    attempt: int
-    principal: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,10 +129,10 @@ class Tool:
             args, named = (ctx, kwargs), {}
         else:
             args, named = ((ctx,) if self.takes_ctx else ()), kwargs
-        value = await _run(self.function, *args, **named)
+        value = await run_function(self.function, *args, **named)
         if isinstance(value, ToolMessage):
             return value
-        return _jsonable(value, f"the result of tool {self.name}", "tool_result_invalid")
+        return jsonable(value, f"the result of tool {self.name}", "tool_result_invalid")
 
     async def run_reconcile(self, ctx: ToolContext, kwargs: dict[str, Any]) -> Reconciliation | None:
         """What the tool's reconciler can prove about a call that was prepared and not settled; None without proof.
@@ -162,9 +141,9 @@ class Tool:
         """
         if self.reconcile is None:
             return None
-        answer = await _run(self.reconcile, ctx, kwargs)
+        answer = await run_function(self.reconcile, ctx, kwargs)
         if isinstance(answer, Completed):
-            result = _jsonable(answer.result, f"the reconciled result of tool {self.name}", "reconcile_invalid")
+            result = jsonable(answer.result, f"the reconciled result of tool {self.name}", "reconcile_invalid")
             return Completed(result, answer.evidence)
         if answer is None or isinstance(answer, NeverStarted | SafeToRetry):
             return answer
@@ -327,28 +306,6 @@ def _define(
 def _check_seconds(value: object, field: str, name: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise InvalidInput(f"{field} of tool {name} must be a number of seconds above 0", field=field, limit=0)
-
-
-async def _run(function: ToolFunction, /, *args: Any, **kwargs: Any) -> Any:
-    try:
-        if _is_async(function):
-            return await function(*args, **kwargs)
-        value = await run_in_thread(function, *args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
-    except SystemExit as error:
-        raise contained(error) from error
-
-
-def _is_async(function: ToolFunction) -> bool:
-    target = function.func if isinstance(function, functools.partial) else function
-    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
-
-
-def _jsonable(value: Any, what: str, code: str) -> Any:
-    try:
-        return to_jsonable_python(value)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
-        raise ToolError(f"{what} is no JSON value: {str(error)[:500]}", code=code) from error
 
 
 def _find(module: str, path: str) -> object:

@@ -73,6 +73,7 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "model_responded": _responded,
     "model_interrupted": lambda record: f"turn {record['turn']}: {record['reason']}",
     "tool_call_prepared": lambda record: f"{record['tool']} ({record['effect']})",
+    "step_settled": lambda record: f"{record['name']} v{record['version']}: {cell_text(record.get('result'))}",
     "tool_call_settled": _settled_call,
     "tool_call_unknown": lambda record: f"{record['call_id']}: {record['reason']}",
     "tool_call_resolved": lambda record: (

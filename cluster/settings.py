@@ -26,6 +26,8 @@ class Settings(BaseSettings):
     lease_ttl_s: float = Field(10.0, ge=0.5, le=3600)
     sweep_s: float = Field(5.0, gt=0, le=3600)
     recoveries_max: int = Field(10, ge=0, le=1_000_000)
+    abort_grace_s: float = Field(1.0, ge=0, le=3600)
+    abandon_after_s: float = Field(5.0, ge=0, le=3600)
     stepwise: bool = False
     record_deltas: bool = False
     spare_actors: int = Field(1, ge=0, le=16)
@@ -35,6 +37,8 @@ class Settings(BaseSettings):
         """What the lanes of each process are told."""
         return LaneSettings(
             recoveries_max=self.recoveries_max,
+            abort_grace_s=self.abort_grace_s,
+            abandon_after_s=self.abandon_after_s,
             stepwise=self.stepwise,
             record_deltas=self.record_deltas,
             lanes_per_actor=self.lanes_per_actor,

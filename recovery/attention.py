@@ -14,13 +14,15 @@ NOBODY_RUNS = frozenset({State.ADMITTED, State.READY, State.JOINING, State.SUSPE
 def conversations_in_need(rows: Iterable[ControlRow], now_ms: int) -> list[str]:
     """Conversations whose head can be claimed and has no live owner, was never made ready, or that owe an abort.
 
+    An abort of running work is told to its owner, who may not know yet.
+
     `rows` come ordered by (conversation, queue sequence), as the scan gives them; so does the answer. A head that waits
     for a person, or for its backoff, needs nobody.
     """
     needed: dict[str, None] = {}
     decided: str | None = None
     for row in rows:
-        if owes_abort(row):
+        if owes_abort(row) or _hides_abort(row):
             needed[row.conversation_id] = None
         if row.conversation_id == decided or (row.state is State.UNKNOWN and row.parked):
             continue
@@ -36,3 +38,8 @@ def conversations_in_need(rows: Iterable[ControlRow], now_ms: int) -> list[str]:
 def owes_abort(row: ControlRow) -> bool:
     """Whether an abort was accepted and its process ended before it settled the work."""
     return row.abort_requested and row.state in NOBODY_RUNS
+
+
+def _hides_abort(row: ControlRow) -> bool:
+    """Whether the owner of running work may not know of its abort: another process asked for it."""
+    return row.abort_requested and row.owner_live and row.state is State.RUNNING

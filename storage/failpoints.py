@@ -27,6 +27,8 @@ class Point(enum.StrEnum):
     AFTER_APPROVAL_DECIDED = "after_approval_decided"
     AFTER_PREPARED = "after_prepared"
     DURING_TOOL = "during_tool"
+    AFTER_STEP = "after_step"
+    AFTER_STEP_SETTLED = "after_step_settled"
     AFTER_TOOL = "after_tool"
     AFTER_TOOL_SETTLED = "after_tool_settled"
     AFTER_RUN_COMPLETED = "after_run_completed"

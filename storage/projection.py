@@ -22,6 +22,7 @@ from .records import (
     RecoveryDecided,
     RunCompleted,
     RunStarted,
+    StepSettled,
     SubmissionSettled,
     ToolCall,
     ToolCallPrepared,
@@ -47,6 +48,8 @@ class CallView:
     resolved: ToolCallResolved | None = None
     approval: ApprovalRequested | None = None
     decision: ApprovalDecided | None = None
+    steps: dict[str, StepSettled] = field(default_factory=dict[str, StepSettled])
+    """Recorded steps by their id; they outlive a preparation, and go when the call is settled."""
 
     @property
     def open(self) -> bool:
@@ -136,8 +139,12 @@ class ConversationView:
             case ToolCallPrepared():
                 self._prepare(record)
             case ToolCallSettled():
-                self.calls[record.call_id].settled = record
-                self.runs[self.calls[record.call_id].run_id].stalled = 0
+                call = self.calls[record.call_id]
+                call.settled, call.steps = record, {}  # a settled call is never entered again
+                self.runs[call.run_id].stalled = 0
+            case StepSettled():
+                self.calls[record.call_id].steps[record.step_id] = record
+                self.runs[record.run_id].stalled = 0
             case ToolCallUnknown():
                 self.calls[record.call_id].unknown = record
             case ToolCallResolved():
@@ -154,7 +161,7 @@ class ConversationView:
             case SubmissionSettled():
                 self._settle(record)
             case _:
-                pass  # deltas, steps, compaction and repairs change no turn
+                pass  # deltas, compaction and repairs change no turn
 
     def run_of(self, submission_id: str) -> RunView | None:
         """The run of a submission, None before it has started or after it was folded away."""

@@ -22,6 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     batch_records_max: int = 256
     page_records_max: int = 1024
     tool_result_bytes_max: int = 1 << 20
+    steps_per_call_max: int = 1_000
     json_depth_max: int = 64
     queue_length_max: int = 10_000
     id_length_max: int = 256

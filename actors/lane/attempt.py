@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -90,10 +91,19 @@ class Attempt:
         answer = answer or AbortAnswer(abort=claimed.row.abort, state=State.RUNNING, replayed=True)
         return msgspec.structs.replace(answer, replayed=answer.replayed or asked_before)
 
+    async def look_for_abort(self) -> None:
+        """Somebody says that another process asked for an abort: read the ledger, and carry it out."""
+        claimed = self._claimed
+        if self.over or claimed.row.abort is not None:
+            return
+        row = await claimed.services.store.lookup(self.submission_id)
+        if row is not None and not self.over and row.attempt_id == self.attempt_id:
+            await claimed.carry_out_abort(row.abort)
+
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    async def drive(self, next_claim: Claim | None) -> Grant | NotClaimed | None:
-        """Run to an end: settled, unknown, or released. The answer to `next_claim` where it travelled with the end.
+    async def drive(self, next_claim: Callable[[], Claim | None]) -> Grant | NotClaimed | None:
+        """Run to an end: settled, unknown, or released. The answer to the next claim where one travelled with the end.
 
         Raises: Fenced and what else the store refuses with; the attempt is then over.
         """
@@ -101,7 +111,7 @@ class Attempt:
         if claimed.registered is None:
             return await self._release_without_agent()
         while True:
-            claimed.notice_abort()
+            await claimed.carry_out_abort(claimed.outbox.abort_seen)
             action = turn.next_action(claimed.row, claimed.view, claimed.agent.turns_max)
             if isinstance(action, turn.CallModel | turn.RunCalls):
                 over = self._no_more()
@@ -137,7 +147,7 @@ class Attempt:
                     self.over = True
                     claimed.outbox.record(facts.run_completed(claimed.run_id, outcome, output, error))
                 case turn.Settle() | turn.AppendReserved() | turn.Finalize():
-                    return await self._settle(action, next_claim)
+                    return await self._settle(action, next_claim())
 
     async def _settle(
         self, action: turn.Settle | turn.AppendReserved | turn.Finalize, next_claim: Claim | None

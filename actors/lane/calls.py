@@ -15,7 +15,8 @@ from ...storage.failpoints import Point
 from ...storage.projection import CallView
 from ...storage.records import ErrorFact
 from . import approvals, effects, facts
-from .claimed import Claimed, Interrupted, SelfCancelled
+from .claimed import Claimed, Interrupted
+from .stopping import SelfCancelled
 
 _log = logging.getLogger("laneway.lane")
 
@@ -73,9 +74,10 @@ def _checked_call(agent: Agent, call: CallView) -> tuple[Tool, dict[str, Any]] |
 
 async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dict[str, Any]) -> None:
     claimed.services.counts["tool_executions"] += 1
-    context = claimed.context(call)
     try:
-        outcome = await claimed.interruptible(effects.call_tool(tool, context, arguments, claimed.services.settings))
+        with claimed.context(call) as context:
+            work = effects.call_tool(tool, context, arguments, claimed.services.settings, claimed.leash(context))
+            outcome = await claimed.interruptible(work)
     except Interrupted:
         return
     except SelfCancelled as error:
@@ -89,6 +91,7 @@ async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dic
         case effects.Unproven():
             return
     await claimed.outbox.flush()
+    await claimed.carry_out_abort(claimed.outbox.abort_seen)  # its neighbours may run for long yet
 
 
 # --- what nobody can prove ---------------------------------------------------------------------------------------
@@ -133,7 +136,8 @@ async def _proof(claimed: Claimed, call: CallView) -> Reconciliation | None:
         arguments = tool.parse(call.call.arguments)
     except InvalidInput:
         return None
-    return await effects.reconcile(tool, claimed.context(call), arguments)
+    with claimed.context(call) as context:
+        return await effects.reconcile(tool, context, arguments, claimed.leash(context))
 
 
 def apply_resolutions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:

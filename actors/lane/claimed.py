@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,22 +12,20 @@ import msgspec
 
 from ...agents.agent import Agent
 from ...agents.tools import ToolContext
-from ...storage.ledger import Row
+from ...storage.ledger import Abort, Row
 from ...storage.projection import CallView, ConversationView, RunView
 from . import facts
 from .feed import Feed
 from .outbox import Outbox
 from .services import LaneServices
+from .steps import CallSteps
+from .stopping import Leash, SelfCancelled
 
 _T = TypeVar("_T")
 
 
 class Interrupted(Exception):
     """An effect was ended from outside: by an abort or by the run's deadline."""
-
-
-class SelfCancelled(Exception):
-    """An effect cancelled its own task. Nobody asked for that: it is a failure like any other."""
 
 
 @dataclass(slots=True)
@@ -64,8 +63,12 @@ class Claimed:
         """The row after a command that is on its way to the ledger."""
         self.row = msgspec.structs.replace(self.row, **fields)
 
-    def context(self, call: CallView) -> ToolContext:
-        return ToolContext(
+    @contextmanager
+    def context(self, call: CallView) -> Generator[ToolContext, None, None]:
+        """What one execution of the call is handed; when it is over, nothing that it left behind is recorded."""
+        services = self.services
+        steps = CallSteps(call, self.outbox, services.settings.limits, services.failpoints, services.counts)
+        context = ToolContext(
             conversation_id=self.row.conversation_id,
             submission_id=self.submission_id,
             run_id=call.run_id,
@@ -76,14 +79,29 @@ class Claimed:
             position=call.position,
             attempt=self.row.attempts,
             principal=self.row.principal,
+            recorder=steps,
         )
+        try:
+            yield context
+        finally:
+            steps.close()
+            context.aborted.set()
+
+    def leash(self, context: ToolContext | None = None) -> Leash:
+        """What holds the effects of a call, or of a model turn."""
+        return Leash(self.services.settings, self.services.adrift, context.aborted if context else None)
 
     # --- interruption ------------------------------------------------------------------------------------------------
 
-    def notice_abort(self) -> None:
-        """Take in an abort that another process asked for: the store tells of it with each append."""
-        if self.row.abort is None and self.outbox.abort_seen is not None:
-            self.change(abort=self.outbox.abort_seen)
+    async def carry_out_abort(self, abort: Abort | None) -> None:
+        """Take in an abort that stands in the ledger: it is canonical before anything is interrupted."""
+        if abort is None or self.row.abort is not None:
+            return
+        self.change(abort=abort)
+        if self.submission_id not in self.view.aborts:
+            self.outbox.record(facts.abort_requested(self.row))
+        await self.outbox.flush()
+        self.interrupt()
 
     def interrupt(self) -> None:
         for task in list(self._effects):
@@ -103,7 +121,10 @@ class Claimed:
         return self.agent.run_timeout_s - running_ms / 1000
 
     async def interruptible(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await an effect that an abort or the run's deadline may end. Raises: Interrupted, SelfCancelled."""
+        """Await an effect that an abort or the run's deadline may end. Raises: Interrupted, SelfCancelled.
+
+        It must end soon after it is cancelled: what foreign code does is held by a `Leash`.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._effects.add(task)
         if self.row.abort is not None:
@@ -111,7 +132,13 @@ class Claimed:
         deadline = asyncio.timeout(self._remaining_s())
         try:
             async with deadline:
-                return await task
+                outcome = await task
+            if deadline.expired():
+                self.deadline_passed = True
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise asyncio.CancelledError  # the effect gave its result all the same, and nobody can record it
+            return outcome
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if self.row.abort is not None and current is not None and not current.cancelling():

@@ -19,6 +19,7 @@ from ...storage.failpoints import SimulatedCrash
 from ...storage.records import ErrorFact
 from ...storage.values import check_json
 from .settings import LaneSettings
+from .stopping import Leash, OutOfTime
 
 ERROR_LENGTH_MAX = 2_000  # what a model or an operator reads of an error; the rest belongs into the program's own log
 _CODE_LENGTH_MAX = 100
@@ -77,6 +78,7 @@ async def call_model(
     *,
     chance: random.Random,
     settings: LaneSettings,
+    leash: Leash,
     count: Callable[[], None],
     interrupted: Callable[[int, ModelError], Awaitable[None]],
 ) -> ModelResponse:
@@ -88,21 +90,24 @@ async def call_model(
     model = agent.model
     assert not isinstance(model, str)
     for attempt in range(1, agent.model_attempts_max + 1):
-        deadline = asyncio.timeout(agent.model_timeout_s)
+        stream = _Stream(emit)
         try:
             count()
-            async with deadline:
-                return check_response(await model.respond(request, emit), limits=settings.limits)
+            answer = await leash.hold(
+                model.respond(request, stream), agent.model_timeout_s, f"the model of {agent.name}"
+            )
+            return check_response(answer, limits=settings.limits)
         except ModelError as failure:
             error = failure
+        except OutOfTime:
+            message = f"the model gave no answer within {agent.model_timeout_s} s"
+            error = ModelError(message, code="model_timeout", retryable=True)
         except BaseException as failure:
             if _passes(failure):
                 raise
-            if deadline.expired():
-                message = f"the model gave no answer within {agent.model_timeout_s} s"
-                error = ModelError(message, code="model_timeout", retryable=True)
-            else:
-                error = ModelError(f"the model raised {described(failure)}"[:ERROR_LENGTH_MAX])
+            error = ModelError(f"the model raised {described(failure)}"[:ERROR_LENGTH_MAX])
+        finally:
+            stream.open = False
         if not error.retryable or attempt == agent.model_attempts_max:
             raise error
         await interrupted(attempt, error)
@@ -116,21 +121,33 @@ async def call_model(
     raise AssertionError("model_attempts_max is at least 1")
 
 
-async def call_tool(tool: Tool, context: ToolContext, arguments: dict[str, Any], settings: LaneSettings) -> ToolOutcome:
+class _Stream:
+    """What one request streams; one that was left behind streams to nobody."""
+
+    def __init__(self, emit: Callable[[Delta], None]) -> None:
+        self._emit = emit
+        self.open = True
+
+    def __call__(self, delta: Delta) -> None:
+        if self.open:
+            self._emit(delta)
+
+
+async def call_tool(
+    tool: Tool, context: ToolContext, arguments: dict[str, Any], settings: LaneSettings, leash: Leash
+) -> ToolOutcome:
     """Run the tool once. A failure is an answer for the model; only an uncertain tool's timeout proves nothing."""
-    deadline = asyncio.timeout(tool.timeout_s)
     try:
-        async with deadline:
-            value = await tool.call(context, arguments)
-    except BaseException as error:
-        if _passes(error):
-            raise
-        if not deadline.expired():
-            return Failed(error_fact(error))
+        value = await leash.hold(tool.call(context, arguments), tool.timeout_s, f"tool {tool.name}")
+    except OutOfTime:
         message = f"tool {tool.name} gave no answer within {tool.timeout_s} s"
         return (
             Unproven(message) if tool.effect == "uncertain" else Failed(ErrorFact(code="tool_timeout", message=message))
         )
+    except BaseException as error:
+        if _passes(error):
+            raise
+        return Failed(error_fact(error))
     keys = value.keys if isinstance(value, ToolMessage) else None
     value = value.content if isinstance(value, ToolMessage) else value
     try:
@@ -145,11 +162,12 @@ async def call_tool(tool: Tool, context: ToolContext, arguments: dict[str, Any],
     return Succeeded(value, keys)
 
 
-async def reconcile(tool: Tool, context: ToolContext, arguments: dict[str, Any]) -> Reconciliation | None:
+async def reconcile(tool: Tool, context: ToolContext, arguments: dict[str, Any], leash: Leash) -> Reconciliation | None:
     """The proof that the tool's reconciler has, None when it has none or fails to answer."""
     try:
-        async with asyncio.timeout(tool.timeout_s):
-            return await tool.run_reconcile(context, arguments)
+        return await leash.hold(
+            tool.run_reconcile(context, arguments), tool.timeout_s, f"the reconciler of {tool.name}"
+        )
     except BaseException as error:
         if _passes(error):
             raise

@@ -24,6 +24,7 @@ from ...storage.records import (
     RecoveryDecided,
     RunCompleted,
     RunStarted,
+    StepSettled,
     SubmissionSettled,
     ToolCall,
     ToolCallPrepared,
@@ -60,6 +61,11 @@ def approval_id_of(call_id: str) -> str:
 def idempotency_key_of(call_id: str) -> str:
     """What a tool hands to the provider of its effect: the same for every execution of the call."""
     return derive_id("key", call_id)
+
+
+def step_id_of(call_id: str, name: str, version: int) -> str:
+    """The step's identity within its call: the same for every execution (Specification 11)."""
+    return derive_id("step", call_id, name, version)
 
 
 def abort_batch_id(submission_id: str) -> str:
@@ -217,6 +223,18 @@ def call_failed(call: CallView, error: ErrorFact) -> ToolCallSettled:
         call_id=call.call.id,
         outcome="failed",
         error=error,
+    )
+
+
+def step_settled(call: CallView, name: str, version: int, result: Any) -> StepSettled:
+    return StepSettled(
+        id=record_id("step_settled", call.call.id, name, version),
+        run_id=call.run_id,
+        call_id=call.call.id,
+        step_id=step_id_of(call.call.id, name, version),
+        name=name,
+        version=version,
+        result=result,
     )
 
 

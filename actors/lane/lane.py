@@ -64,6 +64,7 @@ class Lane:
         self._on_their_way = 0  # submissions that only join the queue: their commits may travel together
         self._woken = False
         self._abandoned_aborts = False
+        self._looking: asyncio.Task[None] | None = None
         self.feed = Feed()
         self.used_at = services.monotonic()
 
@@ -141,7 +142,21 @@ class Lane:
     def recover(self) -> None:
         """Look for work that others may have left: aborts that were asked for and not carried out, then the head."""
         self._abandoned_aborts = True
+        if self._attempt is not None and self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look_for_abort(self._attempt))
         self.wake()
+
+    async def _look_for_abort(self, attempt: Attempt) -> None:
+        try:
+            await attempt.look_for_abort()
+        except LanewayError as error:
+            _log.info("%s: an abort is noticed later: %s", self.conversation_id, error)
+        finally:
+            self._looking = None
+
+    def retire(self) -> None:
+        """Claim nothing more: what runs comes to its end here, and what is queued goes on in another process."""
+        self._may_run = False
 
     async def abort(self, submission_id: str, abort_id: str, author: str, reason: str) -> AbortAnswer:
         """DUR-012: the intent is durable first; queued work settles at once, active work is then interrupted.
@@ -171,9 +186,10 @@ class Lane:
     async def close(self) -> None:
         """Stop at once and leave the rest to whoever claims next; what is committed stays."""
         self._closing = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.feed.close()
 
     # --- admission ---------------------------------------------------------------------------------------------------
@@ -223,7 +239,10 @@ class Lane:
                     if self._abandoned_aborts and attempt is None:
                         self._abandoned_aborts = False
                         await self._settle_abandoned_aborts()
-                    attempt = attempt or await self._claim()
+                    if attempt is None and not self._may_run:
+                        self.nothing_to_do = "retired"
+                    else:
+                        attempt = attempt or await self._claim()
                     while attempt is not None:
                         attempt = await self._drive(attempt)
                 except Fenced as error:  # another attempt owns the lane, and this one ends itself
@@ -258,7 +277,7 @@ class Lane:
         self._last_attempt_id = attempt.attempt_id
         try:
             self.nothing_to_do = None
-            grant = await attempt.drive(next_claim=None if self._closing else self._claim_command(""))
+            grant = await attempt.drive(self._next_claim)
         finally:
             self._attempt = None
             self.feed.turn_over()
@@ -325,6 +344,10 @@ class Lane:
     def _claimed(self, row: Row, attempt_id: str, outbox: Outbox, view: ConversationView) -> Claimed:
         agent = self._services.registry.get(row.agent)
         return Claimed(row, attempt_id, agent, outbox, view, self._services, self.feed)
+
+    def _next_claim(self) -> Claim | None:
+        """The claim that travels with the end of what runs: none where the lane is to come to its end, too."""
+        return self._claim_command("") if self._may_run and not self._closing else None
 
     def _claim_command(self, submission_id: str) -> Claim:
         return Claim(

@@ -8,8 +8,9 @@ from ...storage.errors import ModelError
 from ...storage.failpoints import Point
 from ...storage.projection import prompt_messages
 from . import effects, facts
-from .claimed import Claimed, Interrupted, SelfCancelled
+from .claimed import Claimed, Interrupted
 from .deltas import DeltaLog
+from .stopping import SelfCancelled
 
 
 async def call_model(claimed: Claimed, number: int) -> bool:
@@ -34,7 +35,7 @@ async def call_model(claimed: Claimed, number: int) -> bool:
         fact = effects.error_fact(error)
         reason = f"{fact.code}: {fact.message}"
         claimed.outbox.record(facts.model_interrupted(claimed.run_id, number, claimed.attempt_id, tries, reason))
-        await claimed.outbox.flush()
+        await claimed.outbox.flush_whole()
 
     deltas = DeltaLog(claimed.outbox, claimed.run_id, number) if claimed.services.settings.record_deltas else None
 
@@ -50,6 +51,7 @@ async def call_model(claimed: Claimed, number: int) -> bool:
         emit,
         chance=claimed.services.chance,
         settings=claimed.services.settings,
+        leash=claimed.leash(),
         count=lambda: claimed.services.counts.update(("model_calls",)),
         interrupted=interrupted,
     )

@@ -49,6 +49,7 @@ _POINT_AFTER: dict[str, Point] = {
     "suspend": Point.AFTER_SUSPENDED,
     "approval_decided": Point.AFTER_APPROVAL_DECIDED,
     "tool_call_prepared": Point.AFTER_PREPARED,
+    "step_settled": Point.AFTER_STEP_SETTLED,
     "tool_call_settled": Point.AFTER_TOOL_SETTLED,
     "run_completed": Point.AFTER_RUN_COMPLETED,
     "reserve_settlement": Point.AFTER_RESERVATION,
@@ -102,6 +103,7 @@ class Outbox:
         self._tail = view.tail_sequence
         self._steps: list[AnyCommand | AnyRecord] = []
         self._lock = asyncio.Lock()
+        self._carried: set[asyncio.Task[None]] = set()
         self.receipt: Receipt | None = None
         self.abort_answer: AbortAnswer | None = None
         self.abort_seen: Abort | None = None
@@ -140,6 +142,18 @@ class Outbox:
                 except LanewayError as error:
                     self._failure = error
                     raise
+
+    async def flush_whole(self) -> None:
+        """`flush` from inside of an effect: when that is cancelled, the commit goes on, since the view holds it."""
+        task = asyncio.get_running_loop().create_task(self.flush())
+        self._carried.add(task)
+        task.add_done_callback(self._carried_out)
+        await asyncio.shield(task)
+
+    def _carried_out(self, task: asyncio.Task[None]) -> None:
+        self._carried.discard(task)
+        if not task.cancelled():
+            task.exception()  # a refusal is raised again by every later flush
 
     async def _commit(self, steps: list[AnyCommand | AnyRecord]) -> None:
         before: list[AnyCommand] = []

@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...agents.registry import Registry
 from ...storage.commands import Accepted, Unit
 from ...storage.contract import LogPage, Snapshot
-from ...storage.failpoints import NO_FAILPOINTS, Failpoints
+from ...storage.failpoints import Failpoints
+from ...storage.ledger import Row
 from ...storage.records import AnyRecord
 from .settings import LaneSettings
+from .stopping import Adrift
 
 
 class LaneStore(Protocol):
@@ -26,6 +28,8 @@ class LaneStore(Protocol):
     async def read_log(self, conversation_id: str, after: int, limit: int) -> LogPage: ...
 
     async def snapshot(self, submission_id: str) -> Snapshot: ...
+
+    async def lookup(self, submission_id: str) -> Row | None: ...
 
     async def aborts_owed(self, conversation_id: str) -> list[str]:
         """Submissions whose abort was asked for and that nobody runs, so that nobody else will settle them."""
@@ -46,5 +50,6 @@ class LaneServices:
     recorded: Callable[[str, tuple[AnyRecord, ...]], None]
     settled: Callable[[str], None]
     lane_idle: Callable[[], None]
-    failpoints: Failpoints = NO_FAILPOINTS
-    counts: Counter[str] = field(default_factory=Counter[str])
+    failpoints: Failpoints
+    counts: Counter[str]
+    adrift: Adrift

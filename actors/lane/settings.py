@@ -23,4 +23,8 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_backoff_most_s: float = 20.0
     recoveries_max: int = 10
     """How often in a row a run may lose its owner without recording anything new, before it fails."""
+    abort_grace_s: float = 1.0
+    """How long a tool that looks at `ctx.aborted` has to end by itself, before it is cancelled."""
+    abandon_after_s: float = 5.0
+    """How long an effect that was cancelled may take to end, before the lane goes on without it."""
     limits: Limits = DEFAULT_LIMITS
