@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from store_builders import Conversation, Maker, append_of, body_of, input_record, note, raised
 
+from laneway.actors.lane.facts import step_id_of
 from laneway.storage.commands import Accepted, Append, Fence, MarkInputApplied, SaveCheckpoint
 from laneway.storage.contract import Store
 from laneway.storage.errors import InvalidInput, NotFound, Refused, StaleTail
@@ -15,6 +16,7 @@ from laneway.storage.records import (
     ConversationCreated,
     InputRecorded,
     ModelDeltaRecorded,
+    StepSettled,
     ToolCallSettled,
     decode_records,
     input_record_id,
@@ -55,6 +57,24 @@ def test_the_same_batch_id_with_other_content_conflicts(lane: Conversation) -> N
     error = lane.refused(append_of("sub_1", other, batch_id="bat_1"))
     assert (error.code, type(error)) == ("batch_conflict", Refused)
     assert error.details["stored_digest"] != error.details["given_digest"]
+
+
+@pytest.mark.requirement("DUR-010")
+def test_one_result_of_a_step_stands(make: Maker, lane: Conversation) -> None:
+    """F17, K12: equal again under its batch is idempotent; another result is refused, also after a restart."""
+    lane.start("sub_1")
+    step_id = step_id_of("call", "pay", 1)
+    step = StepSettled(
+        id="rec_1", run_id="run", call_id="call", step_id=step_id, name="pay", version=1, result={"paid": 7}
+    )
+    lane.append("sub_1", step, batch_id="bat_1")
+    other = msgspec.structs.replace(step, result={"paid": 8})
+    for _ in range(2):
+        assert lane.append("sub_1", step, batch_id="bat_1").replayed
+        assert lane.refused(append_of("sub_1", other, batch_id="bat_1")).code == "batch_conflict"
+        assert lane.refused(append_of("sub_1", other, batch_id="bat_2")).code == "record_reused"
+        lane = Conversation(make.reopen(lane.store), grant=lane.grant)
+    assert lane.records()[1:] == [step]
 
 
 def test_replays_are_compared_by_value_not_by_key_order(make: Maker, lane: Conversation) -> None:

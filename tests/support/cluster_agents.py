@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -66,21 +67,32 @@ def only_ann(act: Act) -> bool:
     return act.author == "ann"
 
 
+@tool(effect="uncertain")
+async def cling(ctx: ToolContext, item: str) -> str:
+    """Hold on to an item while the gate is closed, whoever asks for the end of it."""
+    note("cling", f"{ctx.call_id} {os.getpid()}")
+    while (folder() / f"gate-{item}").exists():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+    return "held on"
+
+
 def answer(request: ModelRequest) -> object:
-    """ "look X", "charge X" and "refund X" call a tool, its result is told, anything else is echoed."""
+    """ "look X", "charge X", "refund X" and "cling X" call a tool, its result is told, anything else is echoed."""
     note("model", f"{request.conversation_id} {request.queue_sequence} {request.turn} {os.getpid()}")
     last = request.messages[-1]
     if last["role"] == "tool":
         return f"the result is {last['content']}"
     verb, _, item = str(last["content"]).partition(" ")
-    name = {"look": "look_up", "charge": "charge", "refund": "refund"}.get(verb)
+    name = {"look": "look_up", "charge": "charge", "refund": "refund", "cling": "cling"}.get(verb)
     if name is None:
         return f"you said {last['content']}"
     call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": f'{{"item": "{item}"}}'}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-agents = [Agent(name="desk", model=FunctionModel(answer), tools=[look_up, charge, refund], instructions="Be brief.")]
+tools = [look_up, charge, refund, cling]
+agents = [Agent(name="desk", model=FunctionModel(answer), tools=tools, instructions="Be brief.")]
 
 
 def until(holds: Callable[[], object], timeout_s: float = 30.0) -> None:

@@ -18,6 +18,7 @@ from laneway.storage.records import (
     ModelResponded,
     RunCompleted,
     RunStarted,
+    StepSettled,
     SubmissionSettled,
     ToolCallPrepared,
     ToolCallResolved,
@@ -114,6 +115,18 @@ def returned(call: str, result: Any = "ok", submission_id: str = SUBMISSION) -> 
         run_id=facts.run_id_of(submission_id),
         call_id=call,
         outcome="succeeded",
+        result=result,
+    )
+
+
+def stepped(call: str, name: str = "pay", result: Any = "paid", submission_id: str = SUBMISSION) -> StepSettled:
+    return StepSettled(
+        id=record_id("step_settled", call, name, 1),
+        run_id=facts.run_id_of(submission_id),
+        call_id=call,
+        step_id=facts.step_id_of(call, name, 1),
+        name=name,
+        version=1,
         result=result,
     )
 

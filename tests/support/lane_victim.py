@@ -23,6 +23,8 @@ def main(store: str, supplier_path: str, point: str, at: str, stepwise: str) -> 
     async def charge(ctx: Any, arguments: dict[str, Any]) -> str:
         supplier.book("charge", ctx.call_id)
         failpoints.hit(Point.DURING_TOOL)
+        for number in (1, 2):
+            await ctx.step(f"step {number}", lambda n=number: supplier.book(f"step {n}", ctx.call_id))
         return "charged"
 
     tool = Tool.raw("charge", charge, effect="idempotent", version="1")

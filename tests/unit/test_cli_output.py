@@ -123,15 +123,22 @@ def test_text_of_others_cannot_steer_a_terminal() -> None:
 
 
 def test_a_record_that_nobody_describes_shows_its_fields() -> None:
-    record = {"type": "step_settled", "id": "rec_1", "name": "pay", "result": {"paid": True}}
+    record = {"type": "compaction_created", "id": "rec_1", "covers_sequence": 7, "artifact": {"paid": True}}
     assert record_line(7, record, "2026-01-02T03:04:05.678Z").split() == [
         "7",
         "03:04:05.678",
-        "step_settled",
-        "name=pay",
-        'result={"paid":',
+        "compaction_created",
+        "covers_sequence=7",
+        'artifact={"paid":',
         "true}",
     ]
+
+
+def test_a_step_tells_its_name_version_and_result() -> None:
+    record = {"type": "step_settled", "id": "rec_1", "name": "pay", "version": 2, "result": {"paid": True}}
+    assert " ".join(record_line(7, record).split()) == '7 step_settled pay v2: {"paid": true}'
+    nothing = {"type": "step_settled", "id": "rec_1", "name": "pay", "version": 1}
+    assert " ".join(record_line(7, nothing).split()).startswith("7 step_settled pay v1:")
 
 
 def test_help_has_an_example_and_json_for_each_command() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,21 @@ def test_large_refunds_wait_for_a_person(
     assert "it is suspended. A call waits for somebody's approval" in waiting
     assert '"eur":250' in large
     assert [json.loads(line)["eur"] for line in (tmp_path / "bank.jsonl").read_text().splitlines()] == [9, 250]
+
+
+def test_the_trip_goes_on_and_books_no_second_flight(tmp_path: Path) -> None:
+    """K12, as a newcomer meets it: two runs of one program, the first of which dies between two steps."""
+
+    def run() -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, str(EXAMPLES / "durable_steps.py")]
+        return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    first = run()
+    assert first.returncode == 1, first.stderr
+    second = run()
+    assert second.returncode == 0, second.stderr
+    assert 'All done: ["the flight to Oslo is booked","the hotel in Oslo is booked"]' in second.stdout
+    assert [line.split()[1] for line in second.stdout.splitlines() if "step_settled" in line] == ["step_settled"] * 2
+    booked = [line.rsplit(" ", 1) for line in (tmp_path / "booked.txt").read_text().splitlines()]
+    assert [what for what, _ in booked] == ["the flight to Oslo", "the hotel in Oslo"]
+    assert len({key for _, key in booked}) == 1

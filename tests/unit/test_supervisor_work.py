@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Process, Script, Trouble, World, agent_of, until
+from lane_world import Gate, Process, Script, Trouble, World, agent_of, until
 
+from laneway import Agent
 from laneway.actors.supervisor import Member, Supervisor
 from laneway.recovery.attention import conversations_in_need
 from laneway.storage.contract import ControlRow
@@ -29,8 +31,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 class LocalCrew:
     """Processes of a test's world; `die` ends one as a SIGKILL would."""
 
-    def __init__(self, world: World, *, failures: int = 0) -> None:
+    def __init__(self, world: World, *, failures: int = 0, agent: Agent = AGENT, **settings: Any) -> None:
         self.world = world
+        self.agent = agent
+        self.settings = settings
         self.failures = failures
         self.alive: dict[str, tuple[Member, Process, asyncio.Event]] = {}
         self.activated: list[tuple[str, tuple[str, ...]]] = []
@@ -39,7 +43,7 @@ class LocalCrew:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("no process", code="actor_not_started")
-        process = await self.world.process(AGENT)
+        process = await self.world.process(self.agent, **self.settings)
         name = f"p{len(self.world.processes)}"
         member = Member(name=name, owner_id=process.host.owner_id, pid=1, node="n", handle=process.host)
         self.alive[name] = member, process, asyncio.Event()
@@ -57,6 +61,13 @@ class LocalCrew:
 
     async def stats(self, member: Member) -> dict[str, Any]:
         return member.handle.stats()
+
+    async def retire(self, member: Member) -> bool:
+        at_rest: bool = member.handle.retire()
+        if at_rest:
+            await member.handle.close()
+            self.alive[member.name][2].set()
+        return at_rest
 
     def die(self, name: str) -> None:
         _, process, ended = self.alive[name]
@@ -148,6 +159,48 @@ async def test_a_silent_process_gets_no_conversations_until_it_renews_its_lease(
     await supervisor.close()
 
 
+@pytest.mark.requirement("DUR-012")
+async def test_a_process_with_an_effect_that_cannot_be_ended_is_replaced(world: World) -> None:
+    """F18: nothing that runs in it is interrupted; what is queued moves, and it is ended when it is at rest."""
+    gate, other = Gate(), Gate()
+
+    async def answer(request: Any) -> str:
+        if request.conversation_id == "stuck" and request.queue_sequence == 1:
+            while not gate._open.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await gate.wait()
+        if request.conversation_id == "neighbour" and request.queue_sequence == 1:
+            await other.wait()
+        return "done"
+
+    crew = LocalCrew(world, agent=agent_of(Script(answer)), abandon_after_s=0.01)
+    supervisor = a_supervisor(world, crew, sweep_s=0.005, max_actors=1)
+    await supervisor.start()
+    member = await supervisor.locate("stuck")
+    process = crew.alive[member.name][1]
+    stuck = await process.submit("go", conversation="stuck")
+    neighbour = await process.submit("go", conversation="neighbour")
+    queued = await process.submit("later", conversation="neighbour")
+    await gate.reached()
+    await other.reached()
+    await process.abort(stuck)
+    await until(lambda: supervisor.counts["stained"] == 1)
+    assert world.row(stuck).state is State.ABORTED
+    await until(lambda: process.host.stats()["retired"])
+    assert (await supervisor.locate("stuck")).name != member.name
+    assert world.row(neighbour).state is State.RUNNING
+    assert supervisor.counts["replaced"] == 0
+    other.open()
+    await until(lambda: world.row(queued).settled)
+    await until(lambda: supervisor.counts["died"] == 1)
+    assert supervisor.counts["replaced"] == 1
+    assert member.name not in {known.name for known in supervisor.members()}
+    assert [world.row(receipt).attempts for receipt in (neighbour, queued)] == [1, 1]
+    gate.open()
+    await supervisor.close()
+    world.converged()
+
+
 async def test_two_supervisors_are_safe(world: World) -> None:
     """What they decide about ownership counts through the store's fence alone."""
     crew = LocalCrew(world)
@@ -235,7 +288,9 @@ def test_which_heads_need_somebody(state: State) -> None:
         ([control(State.UNKNOWN, abort_requested=True)], ["c"]),
         ([control(State.UNKNOWN), control(State.READY, 2, abort_requested=True)], ["c"]),
         ([control(State.RUNNING, owner_live=True), control(State.READY, 2, abort_requested=True)], ["c"]),
-        ([control(State.RUNNING, owner_live=True, abort_requested=True)], []),
+        # and of one that runs, its owner is told
+        ([control(State.RUNNING, owner_live=True, abort_requested=True)], ["c"]),
+        ([control(State.TERMINALIZING, owner_live=True, abort_requested=True)], []),
     ],
 )
 def test_which_lanes_need_somebody(rows: list[ControlRow], expected: list[str]) -> None:
