@@ -136,8 +136,12 @@ async def _proof(claimed: Claimed, call: CallView) -> Reconciliation | None:
         arguments = tool.parse(call.call.arguments)
     except InvalidInput:
         return None
-    with claimed.context(call) as context:
-        return await effects.reconcile(tool, context, arguments, claimed.leash(context))
+    try:
+        with claimed.context(call) as context:
+            work = effects.reconcile(tool, context, arguments, claimed.leash(context))
+            return await claimed.interruptible(work, timed=False)  # a run that is out of time needs its proof, too
+    except Interrupted:
+        return None
 
 
 def apply_resolutions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:

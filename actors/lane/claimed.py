@@ -67,7 +67,8 @@ class Claimed:
     def context(self, call: CallView) -> Generator[ToolContext, None, None]:
         """What one execution of the call is handed; when it is over, nothing that it left behind is recorded."""
         services = self.services
-        steps = CallSteps(call, self.outbox, services.settings.limits, services.failpoints, services.counts)
+        limits, counts = services.settings.limits, services.counts
+        steps = CallSteps(call, self.outbox, limits, services.failpoints, counts, refused=self.interrupt)
         context = ToolContext(
             conversation_id=self.row.conversation_id,
             submission_id=self.submission_id,
@@ -120,16 +121,17 @@ class Claimed:
         running_ms = self.services.now_ms() - run.started.started_at_ms - run.waited_ms
         return self.agent.run_timeout_s - running_ms / 1000
 
-    async def interruptible(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def interruptible(self, work: Coroutine[Any, Any, _T], *, timed: bool = True) -> _T:
         """Await an effect that an abort or the run's deadline may end. Raises: Interrupted, SelfCancelled.
 
-        It must end soon after it is cancelled: what foreign code does is held by a `Leash`.
+        It must end soon after it is cancelled: what foreign code does is held by a `Leash`. Only what is `timed` is
+        ended by the deadline.
         """
         task = asyncio.get_running_loop().create_task(work)
         self._effects.add(task)
         if self.row.abort is not None:
             task.cancel()
-        deadline = asyncio.timeout(self._remaining_s())
+        deadline = asyncio.timeout(self._remaining_s() if timed else None)
         try:
             async with deadline:
                 outcome = await task

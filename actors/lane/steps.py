@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ...agents.context import Recorded, check_step, step_result
-from ...storage.errors import InvalidInput, ToolError
+from ...storage.errors import InvalidInput, LanewayError, ToolError
 from ...storage.failpoints import Failpoints, Point
 from ...storage.projection import CallView
 from ...storage.values import Limits, decode, encode
@@ -27,13 +27,20 @@ class CallSteps:
     """
 
     def __init__(
-        self, call: CallView, outbox: Outbox, limits: Limits, failpoints: Failpoints, counts: Counter[str]
+        self,
+        call: CallView,
+        outbox: Outbox,
+        limits: Limits,
+        failpoints: Failpoints,
+        counts: Counter[str],
+        refused: Callable[[], None],
     ) -> None:
         self._call = call
         self._outbox = outbox
         self._limits = limits
         self._failpoints = failpoints
         self._counts = counts
+        self._refused = refused
         self._loop = asyncio.get_running_loop()
         self._begun = set[str]()
         self._over = False
@@ -64,7 +71,7 @@ class CallSteps:
         if settled is None:
             self._begin(name, step_id)
             return None
-        await self._outbox.flush_whole()  # another execution's result may still be on its way to the store
+        await self._commit()  # another execution's result may still be on its way to the store
         return Recorded(decode(encode(settled.result)))
 
     def _begin(self, name: str, step_id: str) -> None:
@@ -86,8 +93,15 @@ class CallSteps:
         elif encode(settled.result) != data:
             self._counts["step_results_dropped"] += 1
             _log.info("%s: step %s has a recorded result; another one is dropped", self._call.call.id, name)
-        await self._outbox.flush_whole()
+        await self._commit()
         return decode(encode(settled.result))
+
+    async def _commit(self) -> None:
+        try:
+            await self._outbox.flush_whole()
+        except LanewayError:
+            self._refused()  # DUR-006: the attempt is over, whatever the tool makes of this error
+            raise
 
     def _require_open(self, name: str) -> None:
         if self._over:

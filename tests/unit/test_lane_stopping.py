@@ -277,6 +277,38 @@ async def test_an_uncertain_tool_that_ignores_its_timeout_is_unknown(world: Worl
     world.converged(require_settled=False)
 
 
+@pytest.mark.requirement("DUR-009", "DUR-012")
+async def test_an_abort_does_not_wait_for_proof(world: World) -> None:
+    """The reconciler may ask a slow provider: the call is unknown to the abort, and its evidence stays."""
+    seeking, cancelled = Gate(), list[str]()
+
+    async def charge(ctx: ToolContext, arguments: Any) -> str:
+        await Gate().wait()
+        raise AssertionError("unreachable")
+
+    async def prove(ctx: ToolContext, arguments: Any) -> None:
+        try:
+            await seeking.wait()
+        except asyncio.CancelledError:
+            cancelled.append(ctx.call_id)
+            raise
+
+    slow = raw(charge, timeout_s=1000.0, reconcile=prove)
+    agent = agent_of(Script(calls(call("charge")), "no"), slow)
+    first = await world.process(agent)
+    receipt = await first.submit("go")
+    await until(lambda: "tool_call_prepared" in world.tags())
+    await world.kill(first)
+    second = await world.process(agent)
+    await second.recover()
+    await seeking.reached()
+    await second.abort(receipt)
+    assert (await second.settled(receipt)).outcome == "aborted"
+    assert len(cancelled) == 1
+    assert world.tags().count("tool_call_unknown") == 1
+    world.converged()
+
+
 async def test_a_lane_that_is_closed_waits_for_nobody_for_good(world: World) -> None:
     gate = Gate()
 
