@@ -3,6 +3,8 @@
 PYTHON ?= python3
 AGAINST ?= source
 ARGS ?=
+SEEDS ?= 2000
+SEED ?=
 
 VENV := .venv
 WHEEL_VENV := .venv-wheel
@@ -22,13 +24,14 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test coverage lint format types wheel docs clean
+.PHONY: help demo test simulate coverage lint format types wheel docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  PYTHON=python3.12       the interpreter that a new environment is made with'
 	@echo '  ARGS="-k fence -x"      arguments for pytest, in place of the check that each requirement has a test'
+	@echo '  SEEDS=20000 SEED=7      how many seeds to simulate, or which one'
 	@echo '  AGAINST=wheel           run the tests on the installed wheel, not on the source tree'
 
 demo: $(VENV)/.runtime ## Install Laneway into .venv and run its demonstration
@@ -36,6 +39,9 @@ demo: $(VENV)/.runtime ## Install Laneway into .venv and run its demonstration
 
 test: $(TEST_READY) ## Run all tests, and see that each requirement of the base set has one
 	$(TEST_PYTHON) -m pytest $(or $(ARGS),--traced=base)
+
+simulate: $(TEST_READY) ## Run many seeds of the simulation, or one and tell what happens in it
+	PYTHONHASHSEED=0 $(TEST_PYTHON) tests/simulation/run.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 coverage: $(VENV)/.dev ## Run all tests and report branch coverage
 	$(VENV)/bin/python -m pytest --cov --cov-report=term $(ARGS)

@@ -98,10 +98,14 @@ class LaneHost:
             adrift=self._adrift,
         )
 
-    async def start(self) -> None:
-        """Take the process's lease and keep it from a thread, so that a busy event loop never loses it."""
-        await self.store.read("renew_lease", self.owner_id, self._lease_ms)
-        threading.Thread(target=self._renew, name="laneway-lease", daemon=True).start()
+    async def start(self, *, keep_lease: bool = True) -> None:
+        """Take the process's lease and keep it from a thread, so that a busy event loop never loses it.
+
+        Without `keep_lease` the caller keeps it: by `renew_lease`, every `lease_ttl_s` / 3.
+        """
+        await self.renew_lease()
+        if keep_lease:
+            threading.Thread(target=self._renew, name="laneway-lease", daemon=True).start()
         self._tasks.append(asyncio.get_running_loop().create_task(self._passivate_idle()))
 
     async def close(self) -> None:
@@ -346,6 +350,10 @@ class LaneHost:
         return [(sequence, record) for sequence, record in found if sequence > after]
 
     # --- the lease ---------------------------------------------------------------------------------------------------
+
+    async def renew_lease(self) -> None:
+        """Let the lease run `lease_ttl_s` from now; an outage of the store is waited out."""
+        await self.store.read("renew_lease", self.owner_id, self._lease_ms)
 
     @property
     def _lease_ms(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..storage.commands import Answer, Rejected, Unit, decode_answers, encode_units
 from ..storage.errors import LanewayError, NotFound, StoreUnavailable
+from ..storage.ids import new_id
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -133,10 +135,13 @@ class RayLink:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._sender = new_id("snd")
+        self._numbers = itertools.count(1)
 
     async def commit(self, units: list[Unit]) -> list[Answer]:
         try:
-            data = answered(await self._actor.commit.remote(encode_units(units)))
+            number = next(self._numbers)
+            data = answered(await self._actor.commit.remote(self._sender, number, encode_units(units)))
         except RAY_FAILURES as error:
             raise _unavailable(error) from error
         return decode_answers(data)

@@ -12,6 +12,7 @@ from ..storage.commands import decode_units, encode_answers
 from ..storage.contract import Store
 from ..storage.open_store import open_store
 from ..storage.values import Limits
+from .deliveries import Deliveries
 from .quiet import quiet_process
 from .ray_calls import actor_class, answering_blocking
 
@@ -28,6 +29,7 @@ class StoreActor:
         self._limits = limits
         self._opening = threading.Lock()
         self._opened: Store | None = None
+        self._deliveries = Deliveries()
 
     @property
     def _store(self) -> Store:
@@ -38,8 +40,9 @@ class StoreActor:
 
     @ray.method(concurrency_group="write")
     @answering_blocking
-    def commit(self, units: bytes) -> bytes:
-        """Units in, answers out, both as one bytes value."""
+    def commit(self, sender: str, number: int, units: bytes) -> bytes:
+        """Units in, answers out, both as one bytes value; `number` counts the calls of one `sender`."""
+        self._deliveries.take(sender, number)
         return encode_answers(self._store.commit(decode_units(units)))
 
     @ray.method(concurrency_group="read")

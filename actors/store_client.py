@@ -71,6 +71,7 @@ class StoreClient:
         self._chance = chance
         self._pending: list[tuple[Unit, asyncio.Future[Answer]]] = []
         self._sender: asyncio.Task[None] | None = None
+        self._singly = 0
 
     async def commit(self, unit: Unit) -> Accepted:
         """Commit one unit together with whatever else waits. Raises: the error that the store refused it with."""
@@ -127,7 +128,9 @@ class StoreClient:
     async def _send(self) -> None:
         try:
             while self._pending:
-                group, self._pending = self._pending[:_GROUP_UNITS_MAX], self._pending[_GROUP_UNITS_MAX:]
+                count = 1 if self._singly else _GROUP_UNITS_MAX
+                self._singly = max(0, self._singly - 1)
+                group, self._pending = self._pending[:count], self._pending[count:]
                 await self._send_group(group)
         finally:
             self._sender = None
@@ -137,6 +140,10 @@ class StoreClient:
         try:
             answers = await self._patiently(lambda: self._link.commit(units))
         except StoreFull as full:
+            if len(group) > 1:
+                # One by one: what landed at an earlier try, whose answer was lost, needs no space and gets its answer.
+                self._pending, self._singly = [*group, *self._pending], len(group)
+                return
             # Admissions are refused; what was acknowledged before waits for space, since it must reach its end.
             answers = [Rejected.from_error(full) if _admits(unit) else None for unit in units]
             asyncio.get_running_loop().call_later(1.0, self._retry, [pair for pair in group if not _admits(pair[0])])

@@ -70,9 +70,10 @@ class Supervisor:
         strict: bool,
         sweep_s: float,
         now_ms: Callable[[], int],
+        chance: random.Random | None = None,
     ) -> None:
         self._crew = crew
-        self._store = StoreClient(link, random.Random())
+        self._store = StoreClient(link, chance or random.Random())
         self._placement = Placement(max_actors)
         self._members: dict[str, Member] = {}
         self._spare_actors = spare_actors

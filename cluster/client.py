@@ -47,8 +47,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Client:
     """Everything that a runtime's user can ask, asynchronously."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.backend = backend
+        self._monotonic = monotonic
 
     async def submit(self, conversation_id: str, admission: Admission, timeout_s: float = _PATIENCE_S) -> Receipt:
         """Admit durably. Raises: AdmissionConflict, InvalidInput, Refused; StoreUnavailable after `timeout_s`."""
@@ -56,9 +57,9 @@ class Client:
 
     async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float | None) -> Settlement:
         """Wait for the one outcome. Raises: TimeoutError when it is still open after `timeout_s` (None: no bound)."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else self._monotonic() + timeout_s
         while True:
-            remaining = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+            remaining = _POLL_S if deadline is None else min(_POLL_S, deadline - self._monotonic())
             wait_s = max(0.0, remaining)
 
             async def ask(host: Host, wait_s: float = wait_s) -> Settlement | None:
@@ -70,7 +71,7 @@ class Client:
                 settled = None  # nobody answered for so long: it is open as far as anybody can tell
             if settled is not None:
                 return settled
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and self._monotonic() >= deadline:
                 raise TimeoutError(await self._still_open(submission_id, timeout_s))
 
     async def _still_open(self, submission_id: str, timeout_s: float | None) -> str:
@@ -208,7 +209,7 @@ class Client:
     async def _with_owner(
         self, conversation_id: str, call: Callable[[Host], Awaitable[_T]], timeout_s: float | None
     ) -> _T:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else self._monotonic() + timeout_s
         wait_s = _RETRY_S[0]
         while True:
             host: Host | None = None
@@ -218,7 +219,7 @@ class Client:
             except (HostGone, StoreUnavailable) as error:
                 if host is not None:
                     await self.backend.lost(conversation_id, host)
-                if deadline is not None and time.monotonic() + wait_s >= deadline:
+                if deadline is not None and self._monotonic() + wait_s >= deadline:
                     raise _indeterminate(error) from error
                 await asyncio.sleep(wait_s)
                 wait_s = min(_RETRY_S[1], wait_s * 2)

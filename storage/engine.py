@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from .commands import Admit, Answer, Rejected, Unit
+from .commands import Admit, Answer, Command, Rejected, Unit
 from .errors import LanewayError, StoreBusy, StoreUnavailable
 from .failpoints import Failpoints, Point
 from .header import Changes, Header, Trace
@@ -109,13 +109,13 @@ class Engine:
     def _decide(self, unit: Unit, group: _Group) -> Answer:
         try:
             check_unit(unit, self._limits)
-            if any(isinstance(command, Admit) for command in unit.commands):
-                refusal = self._backing.refuse_admission()
-                if refusal is not None:
-                    raise refusal
             staged = group.staged.get(unit.conversation_id)
             resident, header = staged or self._loaded(unit.conversation_id)
             header = self._with_named(unit, header, resident.keys, group.closed)
+            if any(_admits_anew(command, header) for command in unit.commands):
+                refusal = self._backing.refuse_admission()
+                if refusal is not None:
+                    raise refusal
         except (StoreUnavailable, StoreBusy):
             raise  # no answer about one unit: the whole group is to be repeated
         except LanewayError as error:
@@ -197,3 +197,8 @@ class Engine:
     def _shrink(self) -> None:
         while len(self._resident) > _RESIDENT_HEADERS:
             self._resident.popitem(last=False)
+
+
+def _admits_anew(command: Command, header: Header) -> bool:
+    """Whether the command asks for a row that is not there: a repeat gets its answer even when nothing more fits."""
+    return isinstance(command, Admit) and (command.principal, command.idempotency_key) not in header.keys

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
-import secrets
 import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import NewType
 
 import msgspec
@@ -26,10 +28,32 @@ OwnerId = NewType("OwnerId", str)
 _DERIVED_BYTES = 15  # 120 bits, 20 characters: collisions stay out of reach for 10^15 ids
 
 
+@dataclass(frozen=True, slots=True)
+class IdSource:
+    """What drawn ids and tokens are made of: bytes that nobody can guess, and the time in ms."""
+
+    random_bytes: Callable[[int], bytes] = os.urandom
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+
+_source = IdSource()
+
+
+@contextlib.contextmanager
+def ids_from(source: IdSource) -> Generator[None, None, None]:
+    """Draw the ids and tokens of this whole process from `source`: for simulations, whose runs can be repeated."""
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
 def new_id(prefix: str) -> str:
     """Draw a fresh id: `prefix` and a UUIDv7, which sorts by its creation time."""
-    milliseconds = time.time_ns() // 1_000_000
-    chance = int.from_bytes(os.urandom(10))
+    milliseconds = _source.now_ms()
+    chance = int.from_bytes(_source.random_bytes(10))
     low = 0b10 << 62 | chance & (1 << 62) - 1
     return f"{prefix}_{milliseconds << 80 | 0x7 << 76 | chance >> 68 << 64 | low:032x}"
 
@@ -45,4 +69,4 @@ def derive_id(prefix: str, *parts: str | int) -> str:
 
 def new_token() -> str:
     """Draw an ownership token: 128 bits that nobody can guess (Specification 6)."""
-    return secrets.token_hex(16)
+    return _source.random_bytes(16).hex()

@@ -46,6 +46,7 @@ def append(work: Work, command: Append) -> Appended:
             last_sequence=known.last_sequence,
             digest=known.digest,
             replayed=True,
+            abort=work.row(command.submission_id).abort,
         )
     row = work.row(command.submission_id)
     if not settles_by_abort_alone(row):

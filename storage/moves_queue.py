@@ -205,6 +205,9 @@ def release(work: Work, command: Release) -> Moved:
 def resume(work: Work, command: Resume) -> Moved:
     """Recovery, Ready, Running in one step: the recoverer goes on under its own claim."""
     row = work.row(command.submission_id)
+    went_on = work.fence is not None and work.fence.epoch == row.epoch and row.state is not State.RECOVERY
+    if went_on and row.state is not State.RUNNING:  # a repeat: what came with it has moved the row on, even to its end
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
     work.require_fence(row.submission_id)
     if row.state is State.RUNNING:
         return Moved(submission_id=row.submission_id, state=row.state, replayed=True)

@@ -141,6 +141,8 @@ class Attempt:
                     approvals.apply_decisions(claimed, decided)
                 case turn.ApplyResolutions(resolved):
                     calls.apply_resolutions(claimed, resolved)
+                case turn.SettleProven(proven):
+                    calls.settle_proven(claimed, proven)
                 case turn.CloseForAbort(unproven):
                     calls.close_for_abort(claimed, unproven)
                 case turn.Complete(outcome, output, error):

@@ -106,7 +106,8 @@ async def reconcile(claimed: Claimed, calls: tuple[CallView, ...]) -> bool:
         if proof is None:
             reason = "prepared and not settled, and nothing proves what became of it"
             unproven[call.call.id] = reason
-            claimed.outbox.record(facts.call_unknown(call, reason))
+            if call.unknown is None:  # an earlier owner may have got so far, and no further
+                claimed.outbox.record(facts.call_unknown(call, reason))
         elif isinstance(proof, Completed):
             claimed.outbox.record(
                 facts.call_resolved(call, "completed_with_result", "reconciler", proof.evidence, proof.result),
@@ -156,6 +157,13 @@ def apply_resolutions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
         waited_ms = 0  # they waited together
         if known.resolution == "completed_with_result":
             claimed.outbox.record(facts.call_succeeded(call, known.result, author=author))
+
+
+def settle_proven(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
+    """An earlier owner recorded the proof and was lost before the result: it is taken from there, nothing runs."""
+    for call in calls:
+        assert call.resolved is not None
+        claimed.outbox.record(facts.call_succeeded(call, call.resolved.result, author=call.resolved.author))
 
 
 def close_for_abort(claimed: Claimed, unproven: tuple[CallView, ...]) -> None:

@@ -283,10 +283,10 @@ class Lane:
             self.feed.turn_over()
         if isinstance(grant, NotClaimed) and grant.submission_id is None:
             self.nothing_to_do = grant.reason  # where it names a head, `_claim` looks what can be done for that
-        return self._attempt_of(grant) if isinstance(grant, Grant) else None
+        return await self._granted(grant) if isinstance(grant, Grant) else None
 
     async def _claim(self) -> Attempt | None:
-        view = await self._loaded()
+        await self._loaded()
         command = self._claim_command("")
         accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(command,)))
         grant = accepted.results[0]
@@ -299,11 +299,17 @@ class Lane:
             self.nothing_to_do = grant.reason
             return None
         assert isinstance(grant, Grant)
+        attempt = await self._granted(grant)
+        self._services.failpoints.hit(Point.AFTER_CLAIM)
+        return attempt
+
+    async def _granted(self, grant: Grant) -> Attempt:
+        """The attempt that was granted, with the log as it stands: others may have written before the claim."""
         self._last_attempt_id = grant.attempt_id
+        view = await self._loaded()
         if grant.tail_sequence != view.tail_sequence:
             self._view = None
-            view = await self._loaded()
-        self._services.failpoints.hit(Point.AFTER_CLAIM)
+            await self._loaded()
         return self._attempt_of(grant)
 
     async def _finish_materialization(self, submission_id: str) -> Attempt | None:

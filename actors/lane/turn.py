@@ -69,6 +69,13 @@ class ApplyResolutions:
 
 
 @dataclass(frozen=True, slots=True)
+class SettleProven:
+    """These calls are on record as completed, with their results: each result is the call's own."""
+
+    calls: tuple[CallView, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reconcile:
     """Seek proof for calls that an earlier attempt prepared; without it they are unknown."""
 
@@ -113,6 +120,7 @@ Action = (
     | MarkApplied
     | StartRun
     | ApplyResolutions
+    | SettleProven
     | Reconcile
     | ApplyDecisions
     | AwaitApproval
@@ -167,6 +175,11 @@ def _calls(row: Row, open_calls: list[CallView]) -> Action:
         call.call.id in row.unknown_calls and row.unknown_calls[call.call.id].resolution for call in resolved
     ):
         return ApplyResolutions(resolved)
+    proven = tuple(
+        call for call in open_calls if call.resolved is not None and call.resolved.resolution == "completed_with_result"
+    )
+    if proven:
+        return SettleProven(proven)
     uncertain = tuple(call for call in open_calls if is_uncertain(call))
     if uncertain:
         return Reconcile(uncertain)

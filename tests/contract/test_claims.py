@@ -13,11 +13,14 @@ from store_builders import (
     append_of,
     input_record,
     note,
+    one,
     reserve,
     settlement,
+    settling,
 )
 
 from laneway.storage.commands import (
+    Accepted,
     Claim,
     Fence,
     Grant,
@@ -201,6 +204,40 @@ def test_the_whole_first_unit_again_gets_its_first_answer(make: Maker, lane: Con
     assert Conversation(store).state() == state
     assert [type(result) for result in second.results] == [type(result) for result in first.results]
     assert second.results[4].replayed
+
+
+@pytest.mark.requirement("DUR-006", "DUR-007")
+def test_a_recovery_that_ends_and_claims_on_gets_its_first_answer_again(make: Maker, lane: Conversation) -> None:
+    """F16: resume, end and next claim in one unit; its repeat says again which work was granted."""
+    lane.start("sub_1")
+    lane.submit("sub_2")
+    assert lane.grant is not None
+    lane.store.retire_owner(lane.grant.row.owner_id or "")
+    lane.claim("o2")
+    claim = Claim(submission_id="", owner_id="o2", attempt_id="att", token="tok", replaces=lane.grant.attempt_id)
+    unit = lane.unit(Resume(submission_id="sub_1"), *settling(settlement("sub_1")), claim)
+    first = lane.store.commit([unit])[0]
+    state = lane.state()
+    store = make.reopen(lane.store)
+    store.renew_lease("o2", LEASE_MS)
+    second = store.commit([unit])[0]
+    assert isinstance(second, Accepted), second
+    assert Conversation(store).state() == state
+    granted = one(first.results, Grant), one(second.results, Grant)
+    assert [grant.row.submission_id for grant in granted] == ["sub_2", "sub_2"]
+    assert granted[0].epoch == granted[1].epoch
+    assert second.results[0].replayed
+
+
+def test_a_resume_of_a_stale_attempt_is_refused(lane: Conversation) -> None:
+    """K22: what another attempt has taken over is not resumed by the earlier one, also when it is settled."""
+    lane.start("sub_1")
+    lane.recover("o2")
+    stale = lane.fence()
+    lane.recover("o3")
+    assert lane.refused(Resume(submission_id="sub_1"), fence=stale).code == "fenced"
+    lane.settle("sub_1")
+    assert lane.refused(Resume(submission_id="sub_1"), fence=stale).code == "fenced"
 
 
 def test_aborted_queued_work_settles_without_heading_its_lane(lane: Conversation) -> None:

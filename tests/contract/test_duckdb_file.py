@@ -146,6 +146,7 @@ def test_admission_is_refused_before_the_disk_is_full(duckdb_make: Maker) -> Non
     error = lane.refused(*admit_ready("sub_3"))
     assert isinstance(error, StoreFull)
     assert (error.retryable, error.details["free_bytes"]) == (True, 49)
+    assert lane.submit("sub_other", key="key-sub_2") == lane.submit("sub_2")  # nothing new: it gets its receipt
     lane.append("sub_1", note("goes on"))
     lane.settle("sub_1")
     free[0] = 50

@@ -167,6 +167,7 @@ def test_every_action_has_a_row() -> None:
         "RunCalls",
         "AwaitApproval",
         "ApplyDecisions",
+        "SettleProven",
     }
     assert named >= {kind.__name__ for kind in turn.Action.__args__}
 
@@ -205,6 +206,14 @@ def test_one_missing_answer_holds_the_others_back() -> None:
     answered = {**known("never_started"), SECOND: UnknownCall(reason="?", since_ms=1)}
     action = turn.next_action(a_row(**MARKED, unknown_calls=answered), a_view(*records), turns_max=5)
     assert isinstance(action, turn.Reconcile)
+
+
+@pytest.mark.requirement("DUR-009")
+def test_a_call_that_is_proven_completed_is_settled_and_never_run() -> None:
+    records = (said(), began(), responded(1, "charge"), prepared(CALL), resolved(CALL, "completed_with_result"))
+    action = turn.next_action(a_row(**MARKED), a_view(*records), turns_max=5)
+    assert isinstance(action, turn.SettleProven)
+    assert [item.call.id for item in action.calls] == [CALL]
 
 
 @pytest.mark.parametrize(("turns_max", "asks"), [(1, False), (2, True)])
