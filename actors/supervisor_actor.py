@@ -135,6 +135,10 @@ class SupervisorActor:
         member = await self._supervisor.locate(conversation_id)
         return member.name, member.handle
 
+    async def pid(self) -> int:
+        """The process, even while it has not found its members yet."""
+        return os.getpid()
+
     async def agent_names(self) -> tuple[str, ...]:
         return self._plan.agent_names
 

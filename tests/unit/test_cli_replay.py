@@ -201,12 +201,27 @@ def test_executions_are_counted_and_the_definition_stays_the_same(folder: Path) 
         conversation = runtime.conversation("answered")
         for said in read[0].inputs():
             conversation.submit(said.content, message_keys=said.extra).result(timeout=10)
-    assert read_executions(path, {}).total == 2
+    found = read_executions(path, {})
+    assert (found.total, found.repeated) == (2, 0)
+    assert (found.model_calls, found.model_calls_repeated) == (3, 0)
 
 
 def test_an_execution_behind_its_commit_is_told_apart_from_a_lost_result(folder: Path) -> None:
     path = str(folder / "executions.jsonl")
     for call_id, at_ms in (("lost", 10), ("lost", 20), ("twice", 10), ("twice", 30), ("open", 99)):
-        append_line(path, {"call_id": call_id, "pid": 1, "at_ms": at_ms})
+        append_line(path, {"call_id": call_id, "effect": "idempotent", "pid": 1, "at_ms": at_ms})
     found = read_executions(Path(path), {"lost": 20, "twice": 20})
     assert (found.total, found.repeated, found.after_commit) == (5, 2, 1)
+
+
+def test_duplicates_are_counted_exactly_and_by_effect_class(folder: Path) -> None:
+    path = str(folder / "executions.jsonl")
+    for call_id, effect, times in (("a", "readonly", 3), ("b", "idempotent", 2), ("c", "idempotent", 1)):
+        for _ in range(times):
+            append_line(path, {"call_id": call_id, "effect": effect, "pid": 1, "at_ms": 1})
+    for turn in ("run_1/1", "run_1/1", "run_1/2", "run_2/1"):
+        append_line(path, {"model_turn": turn, "pid": 1, "at_ms": 1})
+    found = read_executions(Path(path), {})
+    assert found.repeated_by_effect == {"readonly": 2, "idempotent": 1, "uncertain": 0}
+    assert (found.total, found.repeated) == (6, 3)
+    assert (found.model_calls, found.model_calls_repeated) == (4, 1)
