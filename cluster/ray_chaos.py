@@ -24,7 +24,10 @@ class Nodes(Protocol):
     """A cluster whose nodes may be killed."""
 
     def kill_node(self) -> None:
-        """End one node with all of its processes, and start another one. Blocks."""
+        """End one node with all of its processes, and start another one.
+
+        It blocks, and Ray starts nodes from a program's main thread alone; a runtime's own calls go on meanwhile.
+        """
         ...
 
 
@@ -49,20 +52,13 @@ class Chaos:
         for kill in self._plan.kills():
             await asyncio.sleep(max(0.0, began + kill.at_s - clock()))
             if kill.kind is Kind.NODE:
-                await self._strike_node()
+                assert self._nodes is not None
+                self._nodes.kill_node()
+                self.kills[kill.kind] += 1
             elif (victim := kill.victim(await self._pids(kill.kind))) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
                     self.kills[kill.kind] += 1
-
-    async def _strike_node(self) -> None:
-        assert self._nodes is not None
-        work = asyncio.create_task(asyncio.to_thread(self._nodes.kill_node))
-        try:
-            await asyncio.shield(work)
-        finally:
-            await work  # a cancelled run leaves no node that is half started
-            self.kills[Kind.NODE] += 1
 
     async def _pids(self, kind: Kind) -> list[int]:
         """The processes of that kind, asked one by one at this moment: neither store nor supervisor is needed."""

@@ -59,7 +59,6 @@ def two_nodes(runtime_env: dict[str, Any] | None = None) -> Generator[TwoNodes]:
     node_args: dict[str, Any] = {
         "num_cpus": max(1, (os.cpu_count() or 1) // 2),
         "object_store_memory": OBJECT_STORE_BYTES,
-        "node_ip_address": "127.0.0.1",
     }
     with _address_kept():
         head_args = {**node_args, "include_dashboard": False, "_system_config": _DEATH_NOTICED}
