@@ -45,10 +45,13 @@ class RayCrew:
         self._plan = plan
         self._store = store
         self._homes: dict[str, str] = {}
+        self._refusing: str | None = None  # the node of the last start, if that failed: Ray learns late of a lost node
 
     async def start(self) -> Member:
         name = new_id(MEMBER_PREFIX.rstrip("-")).replace("_", "-")
-        chosen = emptiest_node(await asyncio.to_thread(nodes_alive), Counter(self._homes.values()))
+        alive = await asyncio.to_thread(nodes_alive)
+        able = {node: cpus for node, cpus in alive.items() if node != self._refusing} or alive
+        chosen = emptiest_node(able, Counter(self._homes.values()))
         if chosen is not None:
             self._homes[name] = chosen  # counted from now on: several start at once
         handle = RemoteConversationActor.options(
@@ -62,7 +65,9 @@ class RayCrew:
             node = self._homes[name] = await handle.node.remote()
         except RAY_FAILURES as error:
             self._homes.pop(name, None)
+            self._refusing = chosen
             raise StoreUnavailable(f"a process did not come up: {error}", code="actor_not_started") from error
+        self._refusing = None
         return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
 
     async def found(self) -> list[tuple[Member, list[str]]]:
