@@ -3,6 +3,8 @@
 PYTHON ?= python3
 AGAINST ?= source
 ARGS ?=
+SOAK_S ?= 300
+SOAK_SEED ?= 0
 
 VENV := .venv
 WHEEL_VENV := .venv-wheel
@@ -22,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test coverage lint format types wheel docs clean
+.PHONY: help demo test soak coverage lint format types wheel docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,12 +32,16 @@ help: ## List the targets
 	@echo '  PYTHON=python3.12       the interpreter that a new environment is made with'
 	@echo '  ARGS="-k fence -x"      arguments for pytest, in place of the check that each requirement has a test'
 	@echo '  AGAINST=wheel           run the tests on the installed wheel, not on the source tree'
+	@echo '  SOAK_S=300 SOAK_SEED=0  how long `make soak` kills, and the seed that fixes what it kills and when'
 
 demo: $(VENV)/.runtime ## Install Laneway into .venv and run its demonstration
 	$(VENV)/bin/laneway demo
 
 test: $(TEST_READY) ## Run all tests, and see that each requirement of the base set has one
 	$(TEST_PYTHON) -m pytest $(or $(ARGS),--traced=base)
+
+soak: $(TEST_READY) ## Replay recordings for SOAK_S seconds while actors, store and supervisor are killed
+	SOAK_S=$(SOAK_S) SOAK_SEED=$(SOAK_SEED) $(TEST_PYTHON) -m pytest -m soak -s tests/cluster/test_soak.py $(ARGS)
 
 coverage: $(VENV)/.dev ## Run all tests and report branch coverage
 	$(VENV)/bin/python -m pytest --cov --cov-report=term $(ARGS)

@@ -3,10 +3,10 @@
     python benchmarks/soak.py --seconds 300 --seed 1 --file conversations.jsonl
     python benchmarks/soak.py --seconds 30 --file conversations.jsonl --json
 
-Each round replays the file under fresh conversation ids until the time is over; then the killing stops, what is under way
-settles, and the convergence check runs over the whole store. Tools are readonly, idempotent or uncertain by the verb
-that their names begin with; a reconciler, which reads the file of executions, knows of each uncertain call whether it was
-made, so that none of them may ever be made twice. It fails when a submission is not settled within a minute.
+Each round replays the file under fresh conversation ids until the time is over; then the killing stops, what is under
+way settles, and the convergence check runs over the whole store. Tools are readonly, idempotent or uncertain by their
+names' first word; a reconciler, which reads the file of executions, knows of each uncertain call whether it was made,
+so that none of them may ever be made twice. It fails when a submission is not settled within a minute.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def soak_agent(recordings: Sequence[Recording], executions: Path, delay_s: float
     for tool in agent.tools:
         assert isinstance(tool, Tool)
         verb = tool.name.partition("_")[0]
-        function = RoundsTool(tool)
+        function = RoundsTool(tool, delay_s)
         if verb in READING:
             tools.append(dataclasses.replace(tool, function=function, effect="readonly"))
         elif verb in REPEATABLE:
@@ -196,7 +196,9 @@ def main() -> int:
     parser.add_argument("--kill-every", type=float, default=2.0, help="seconds between two kills (default: 2)")
     parser.add_argument("--chaos", default="actors,store,supervisor", help="what is killed (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=16, help="conversations at a time (default: 16)")
-    parser.add_argument("--delay", type=float, default=0.2, help="seconds before each response (default: 0.2)")
+    parser.add_argument(
+        "--delay", type=float, default=0.2, help="seconds that a model call and a tool take (default: 0.2)"
+    )
     parser.add_argument("--store", type=Path, help="keep the store's file there (default: it is thrown away)")
     parser.add_argument("--result", type=Path, help="write the result as JSON into this file, too")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 from cluster_agents import noted, until
 
 import laneway
+from laneway.actors.conversation_actor import RemoteConversationActor
+from laneway.actors.lane.settings import LaneSettings
+from laneway.actors.supervisor_actor import MEMBER_PREFIX
 from laneway.cluster.runtime import Conversation
 
 Start = Callable[..., laneway.Runtime]
@@ -136,6 +140,21 @@ def test_the_store_and_the_supervisor_come_back(start: Start, folder: Path) -> N
     assert after.supervisor_pid != found.supervisor_pid
     assert {actor.pid for actor in found.actors} <= {actor.pid for actor in after.actors}
     check(runtime)
+
+
+def test_a_process_that_nobody_asked_to_start_is_taken_in(start: Start, folder: Path) -> None:
+    """A supervisor that dies right after it has created a process leaves it without a lease: the next one starts it."""
+    runtime = start(namespace="orphans")
+    pid = runtime.describe().supervisor_pid
+    assert pid is not None
+    store = ray.get_actor("store", namespace="orphans")
+    options = {"name": f"{MEMBER_PREFIX}orphan", "namespace": "orphans", "lifetime": "detached"}
+    orphan = RemoteConversationActor.options(**options).remote(store, "orphans", [], LaneSettings())
+    owner_id, _, _ = ray.get(orphan.identity.remote())
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: f"{MEMBER_PREFIX}orphan" in {actor.name for actor in runtime.describe().actors})
+    owners = ray.get(store.call.remote("owners"))
+    assert owner_id in owners
 
 
 def test_a_runtime_that_was_ended_goes_on_where_it_stood(start: Start, folder: Path, tmp_path: Path) -> None:
