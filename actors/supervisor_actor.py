@@ -201,8 +201,8 @@ class SupervisorActor:
         """A supervisor that Ray started again was never asked to start: a call does it, until one has succeeded."""
         started = self._started
         if started is None or (started.done() and (started.cancelled() or started.exception() is not None)):
-            self._started = asyncio.get_running_loop().create_task(self._supervisor.start())
-        await asyncio.shield(self._started)
+            started = self._started = asyncio.get_running_loop().create_task(self._supervisor.start())
+        await asyncio.shield(started)
 
 
 RemoteSupervisorActor: Any = actor_class(SupervisorActor, max_restarts=-1, max_concurrency=10_000)

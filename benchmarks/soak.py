@@ -12,6 +12,7 @@ so that none of them may ever be made twice. It fails when a submission is not s
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import itertools
 import json
@@ -70,15 +71,16 @@ class RoundsModel:
 
 
 class RoundsTool:
-    """A recorded tool's function, whatever round a conversation is of."""
+    """A recorded tool's function, whatever round a conversation is of; it takes time, so that kills find it at work."""
 
-    def __init__(self, tool: Tool) -> None:
+    def __init__(self, tool: Tool, delay_s: float) -> None:
         self._function = tool.function
+        self._delay_s = delay_s
 
     async def __call__(self, ctx: ToolContext, arguments: dict[str, Any]) -> Any:
-        return await self._function(
-            dataclasses.replace(ctx, conversation_id=recorded_id(ctx.conversation_id)), arguments
-        )
+        await asyncio.sleep(self._delay_s)
+        ctx = dataclasses.replace(ctx, conversation_id=recorded_id(ctx.conversation_id))
+        return await self._function(ctx, arguments)
 
 
 class Proof:

@@ -66,7 +66,7 @@ def two_nodes(runtime_env: dict[str, Any] | None = None) -> Generator[TwoNodes]:
         try:
             nodes = TwoNodes(cluster, node_args)
             cluster.wait_for_nodes()
-            options = {"runtime_env": runtime_env} if runtime_env else {}
+            options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
             ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False, **options)
             yield nodes
         finally:

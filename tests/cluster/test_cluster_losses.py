@@ -17,6 +17,8 @@ import pytest
 from cluster_agents import noted, until
 
 import laneway
+from laneway.cluster.chaos import ChaosPlan, Kind
+from laneway.cluster.ray_chaos import Chaos
 
 Start = Callable[..., laneway.Runtime]
 SUPPORT = Path(__file__).parent.parent / "support"
@@ -99,6 +101,13 @@ def test_a_whole_cluster_is_killed_and_another_one_takes_its_file(start: Start, 
     assert charging.result(timeout=30).outcome == "aborted"
     report = runtime.verify(require_settled=True)
     assert report.passed, report.problems
+
+
+def test_nodes_are_killed_only_in_a_cluster_that_can_lose_them() -> None:
+    with pytest.raises(laneway.InvalidInput) as refused:
+        Chaos("laneway", ChaosPlan(every_s=1.0, kinds=(Kind.NODE,)))
+    assert refused.value.details["field"] == "chaos"
+    assert "a cluster of several nodes that this program has started" in refused.value.message
 
 
 @pytest.mark.timeout(180)

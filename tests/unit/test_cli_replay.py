@@ -62,6 +62,11 @@ def test_every_end_of_a_recording_is_replayed_and_exported_again() -> None:
     assert (found["model_calls"], found["tool_calls"]) == (9, 6)
     assert (found["tool_executions"], found["tool_executions_repeated"]) == (6, 0)
     assert found["tool_executions_after_commit"] == 0
+    assert found["tool_executions_repeated_by_effect"] == {"readonly": 0, "idempotent": 0, "uncertain": 0}
+    assert (found["model_calls_made"], found["model_calls_repeated"]) == (12, 0)  # three found no recorded answer
+    assert (found["kills"], found["kills_by_kind"]) == (0, {})
+    assert (found["recoveries"], found["recoveries_by_decision"]) == (0, {})
+    assert (found["open"], found["problems"]) == ({}, [])
     assert found["store"] == "DR/duckdb s.duckdb"
     assert found["commits"] > 0
     assert found["turns_per_second"] > 0
@@ -94,6 +99,10 @@ def test_people_read_a_table_and_what_recording_ended_means() -> None:
     assert "failed (recording_ended) " in result.stdout
     assert "normal end of such a recording" in result.stdout
     assert "user turns a second" in result.stdout
+    assert "duplicate, uncertain" in result.stdout
+    assert [line.split()[1:-1] for line in result.stdout.splitlines() if "convergence check" in line] == [
+        ["convergence", "check", "│", "passed"]
+    ]
     assert result.stderr == ""
 
 
@@ -170,6 +179,11 @@ def test_what_cannot_run_at_all_is_2() -> None:
     error = refused("replay", good, "--local", "--kill-every", "1")
     assert error["details"] == {"field": "kill-every"}
     assert "leave out --local" in error["message"]
+    assert refused("replay", good, "--kill-every", "0")["details"] == {"field": "kill-every", "limit": 0}
+    assert "goes with --kill-every" in refused("replay", good, "--chaos", "store")["message"]
+    error = refused("replay", good, "--kill-every", "1", "--chaos", "store,disk")
+    assert error["details"] == {"field": "chaos", "limit": "actors, store, supervisor, node"}
+    assert "'disk'" in error["message"]
     for option, value in (
         ("--concurrency", "0"),
         ("--conversations", "0"),
