@@ -52,8 +52,7 @@ class RayCrew:
     async def start(self) -> Member:
         name = new_id(MEMBER_PREFIX.rstrip("-")).replace("_", "-")
         alive = await asyncio.to_thread(nodes_alive)
-        able = {node: cpus for node, cpus in alive.items() if node != self._refusing} or alive
-        chosen = emptiest_node(able, Counter(self._homes.values()))
+        chosen = emptiest_node(alive, Counter(self._homes.values()), avoid=self._refusing)
         if chosen is not None:
             self._homes[name] = chosen  # counted from now on: several start at once
         self._known.add(name)
