@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,30 @@ def test_the_store_and_the_supervisor_come_back(start: Start, folder: Path) -> N
     assert after.store_pid != found.store_pid
     assert after.supervisor_pid != found.supervisor_pid
     assert {actor.pid for actor in found.actors} <= {actor.pid for actor in after.actors}
+    check(runtime)
+
+
+def test_the_supervisor_is_killed_while_a_hundred_submissions_are_recovered(start: Start, folder: Path) -> None:
+    """K24: all settle after its restart, and each is recovered once: one decision, two executions."""
+    runtime = start()
+    (folder / "gate-shoes").touch()
+    receipts = [runtime.conversation(f"c{index}").submit("look shoes") for index in range(100)]
+    until(lambda: len(noted("look_up")) == 100)
+    found = runtime.describe()
+    assert found.supervisor_pid is not None
+    for actor in found.actors:
+        if actor.conversations:
+            os.kill(actor.pid, signal.SIGKILL)
+    until(lambda: len(noted("look_up")) > 100)
+    os.kill(found.supervisor_pid, signal.SIGKILL)
+    until(lambda: len(noted("look_up")) == 200)
+    (folder / "gate-shoes").unlink()
+    assert {receipt.result(timeout=60).outcome for receipt in receipts} == {"completed"}
+    assert runtime.describe().supervisor_pid != found.supervisor_pid
+    assert set(Counter(line.split()[0] for line in noted("look_up")).values()) == {2}
+    for index in range(100):
+        decided = [r for r in runtime.conversation(f"c{index}").log() if r["type"] == "recovery_decided"]
+        assert [record["decision"] for record in decided] == ["resume_batch"]
     check(runtime)
 
 

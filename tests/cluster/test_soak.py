@@ -67,7 +67,7 @@ def test_twenty_seconds_of_kills(tmp_path: Path) -> None:
     found = soak(tmp_path, recordings(tmp_path / "recordings.jsonl"), 20.0, "--seed", "1")
     check(found)
     assert set(found["outcomes"]) == {"completed"}
-    assert {kind: found["kills_by_kind"][kind] >= 2 for kind in KINDS} == dict.fromkeys(KINDS, True)
+    assert all(found["kills_by_kind"][kind] > 0 for kind in KINDS)
     assert found["recoveries"] > 0
 
 
