@@ -5,6 +5,8 @@ AGAINST ?= source
 ARGS ?=
 SEEDS ?= 2000
 SEED ?=
+SOAK_S ?= 300
+SOAK_SEED ?= 0
 
 VENV := .venv
 WHEEL_VENV := .venv-wheel
@@ -24,7 +26,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test simulate coverage lint format types wheel docs clean
+.PHONY: help demo test simulate soak coverage lint format types wheel docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +35,7 @@ help: ## List the targets
 	@echo '  ARGS="-k fence -x"      arguments for pytest, in place of the check that each requirement has a test'
 	@echo '  SEEDS=20000 SEED=7      how many seeds to simulate, or which one'
 	@echo '  AGAINST=wheel           run the tests on the installed wheel, not on the source tree'
+	@echo '  SOAK_S=300 SOAK_SEED=0  how long `make soak` kills, and the seed that fixes what it kills and when'
 
 demo: $(VENV)/.runtime ## Install Laneway into .venv and run its demonstration
 	$(VENV)/bin/laneway demo
@@ -42,6 +45,9 @@ test: $(TEST_READY) ## Run all tests, and see that each requirement of the base 
 
 simulate: $(TEST_READY) ## Run many seeds of the simulation, or one and tell what happens in it
 	PYTHONHASHSEED=0 $(TEST_PYTHON) tests/simulation/run.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+soak: $(TEST_READY) ## Replay recordings for SOAK_S seconds while actors, store and supervisor are killed
+	SOAK_S=$(SOAK_S) SOAK_SEED=$(SOAK_SEED) $(TEST_PYTHON) -m pytest -m soak -s tests/cluster/test_soak.py $(ARGS)
 
 coverage: $(VENV)/.dev ## Run all tests and report branch coverage
 	$(VENV)/bin/python -m pytest --cov --cov-report=term $(ARGS)

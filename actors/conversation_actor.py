@@ -27,14 +27,20 @@ class ConversationActor:
         sys.path.extend(path for path in import_paths if path not in sys.path and os.path.isdir(path))
         self._host = LaneHost(RayLink(store), Registry(*from_pickle(kept_agents(namespace))), settings)
         self._ended = asyncio.Event()
+        self._started: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Take the lease; the owner's id and the process's pid."""
-        await self._host.start()
+        """Take the lease, once however often it is asked; the owner's id and the process's pid.
+
+        A supervisor that finds the process asks again: the one that created it may have died before it could.
+        """
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_task(self._host.start())
+        await asyncio.shield(self._started)
         return self._host.owner_id, os.getpid()
 
     async def identity(self) -> tuple[str, int, list[str]]:
-        """Owner, pid and the conversations that are resident here, for a supervisor that starts again."""
+        """Owner, pid and the conversations that are resident here."""
         return self._host.owner_id, os.getpid(), self._host.resident()
 
     async def node(self) -> str:

@@ -57,10 +57,12 @@ class Placement:
         self._loads[actor] += 1
 
 
-def emptiest_node(cpus: Mapping[str, float], members: Mapping[str, int]) -> str | None:
+def emptiest_node(cpus: Mapping[str, float], members: Mapping[str, int], avoid: str | None = None) -> str | None:
     """The node (id → CPUs) for the next process: fewest `members` a CPU; one without CPUs only when all are.
 
-    None where no node is known. Ray's own spreading may put several actors without resources on one node.
+    `avoid` is taken only when there is no other; None where no node is known. Ray's own spreading may put several
+    actors without resources on one node.
     """
+    cpus = {node: count for node, count in cpus.items() if node != avoid} or cpus
     able = {node: count for node, count in cpus.items() if count > 0} or dict(cpus)
     return min(able, key=lambda node: (members.get(node, 0) / (able[node] or 1), node), default=None)

@@ -54,8 +54,8 @@ def nodes_alive() -> dict[str, float]:
 
 
 def on_node(node: str) -> NodeAffinitySchedulingStrategy:
-    """On that node, or on another one should it be gone by then."""
-    return NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+    """On that node alone; one that is gone fails the start. A soft wish let Ray put four actors on one node of two."""
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
 
 
 def to_pickle(value: Any) -> bytes:

@@ -17,6 +17,7 @@ from ..storage.errors import StoreFull, StoreUnavailable
 from ..storage.ledger import Row
 
 _log = logging.getLogger("laneway.store")
+_RETRY_S = (0.05, 1.0)  # Ray needs about 2.4 s to start a store's process again; a longer pause would add to that
 _GROUP_UNITS_MAX = 512  # bounds one transaction to a few milliseconds
 _T = TypeVar("_T")
 
@@ -174,7 +175,7 @@ class StoreClient:
                 tries += 1
                 if tries == 1 or tries % 20 == 0:
                     _log.warning("the store gives no answer (try %d): %s", tries, error)
-                await asyncio.sleep(backoff_s(tries, self._chance, first_s=0.05, most_s=2.0))
+                await asyncio.sleep(backoff_s(tries, self._chance, first_s=_RETRY_S[0], most_s=_RETRY_S[1]))
 
 
 def _admits(unit: Unit) -> bool:

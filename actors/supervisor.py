@@ -38,7 +38,7 @@ class Crew(Protocol):
         ...
 
     async def found(self) -> list[tuple[Member, list[str]]]:
-        """Processes that are alive already, each with the conversations that are resident in it."""
+        """Processes that are alive and that this crew has not told of, each with the conversations resident in it."""
         ...
 
     async def until_death(self, member: Member) -> None:
@@ -92,8 +92,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Find who is alive, declare everybody else dead, and begin to watch."""
-        for member, conversation_ids in await self._crew.found():
-            self._join(member, conversation_ids)
+        await self._adopt()
         alive = {member.owner_id for member in self._members.values()}
         for owner_id in await self._store.read("owners"):
             if owner_id not in alive:
@@ -192,6 +191,11 @@ class Supervisor:
             except TimeoutError:
                 pass
 
+    async def _adopt(self) -> None:
+        """Take in the processes of a supervisor before this one; what did not answer yet joins with a later sweep."""
+        for member, conversation_ids in await self._crew.found():
+            self._join(member, conversation_ids)
+
     async def _set_silent_aside(self) -> None:
         """A process whose lease stays over gets no conversations until it renews it; it may live, and is not ended."""
         owners = await self._store.read("owners")
@@ -225,6 +229,7 @@ class Supervisor:
                 self.counts["replaced"] += 1
 
     async def _sweep_once(self) -> None:
+        await self._adopt()
         await self._set_silent_aside()
         if self._replacing is None or self._replacing.done():
             self._replacing = self._spawn(self._replace_stained())  # a stopped process must not hold the sweep up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import Counter
 from typing import Any
@@ -45,12 +46,16 @@ class RayCrew:
         self._plan = plan
         self._store = store
         self._homes: dict[str, str] = {}
+        self._known = set[str]()
+        self._refusing: str | None = None  # the node of the last start, if that failed: Ray learns late of a lost node
 
     async def start(self) -> Member:
         name = new_id(MEMBER_PREFIX.rstrip("-")).replace("_", "-")
-        chosen = emptiest_node(await asyncio.to_thread(nodes_alive), Counter(self._homes.values()))
+        alive = await asyncio.to_thread(nodes_alive)
+        chosen = emptiest_node(alive, Counter(self._homes.values()), avoid=self._refusing)
         if chosen is not None:
             self._homes[name] = chosen  # counted from now on: several start at once
+        self._known.add(name)
         handle = RemoteConversationActor.options(
             name=name,
             namespace=self._plan.namespace,
@@ -61,22 +66,29 @@ class RayCrew:
             owner_id, pid = await handle.start.remote()
             node = self._homes[name] = await handle.node.remote()
         except RAY_FAILURES as error:
-            self._homes.pop(name, None)
+            self._forget(name)
+            self._refusing = chosen
+            with contextlib.suppress(*RAY_FAILURES):
+                ray.kill(handle)  # it may live all the same, and nobody would know of it
             raise StoreUnavailable(f"a process did not come up: {error}", code="actor_not_started") from error
+        self._refusing = None
         return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
 
     async def found(self) -> list[tuple[Member, list[str]]]:
         members: list[tuple[Member, list[str]]] = []
-        for name in named_actors(self._plan.namespace):
-            if not name.startswith(MEMBER_PREFIX):
+        for name in await asyncio.to_thread(named_actors, self._plan.namespace):
+            if not name.startswith(MEMBER_PREFIX) or name in self._known:
                 continue
             try:
                 handle = ray.get_actor(name, namespace=self._plan.namespace)
                 async with asyncio.timeout(_ANSWER_S):
+                    await handle.start.remote()  # whoever created it may have died before it was asked to
                     owner_id, pid, resident = await handle.identity.remote()
-                    node = self._homes[name] = await handle.node.remote()
+                    node = await handle.node.remote()
             except (TimeoutError, *RAY_FAILURES, ValueError):
-                continue
+                continue  # it is looked for again with the next sweep
+            self._known.add(name)
+            self._homes[name] = node
             member = Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
             members.append((member, resident))
         return members
@@ -90,7 +102,11 @@ class RayCrew:
                 await asyncio.sleep(0.2)
             except RAY_FAILURES:
                 break
-        self._homes.pop(member.name, None)
+        self._forget(member.name)
+
+    def _forget(self, name: str) -> None:
+        self._known.discard(name)
+        self._homes.pop(name, None)
 
     async def activate(self, member: Member, conversation_ids: list[str]) -> None:
         try:
@@ -154,6 +170,10 @@ class SupervisorActor:
         member = await self._supervisor.locate(conversation_id)
         return member.name, member.handle
 
+    async def pid(self) -> int:
+        """The process, even while it has not found its members yet."""
+        return os.getpid()
+
     async def agent_names(self) -> tuple[str, ...]:
         return self._plan.agent_names
 
@@ -188,10 +208,11 @@ class SupervisorActor:
         return [member.name for member in members]
 
     async def _ready(self) -> None:
-        """A supervisor that Ray started again was never asked to start: the first call does it."""
-        if self._started is None:
-            self._started = asyncio.get_running_loop().create_task(self._supervisor.start())
-        await asyncio.shield(self._started)
+        """A supervisor that Ray started again was never asked to start: a call does it, until one has succeeded."""
+        started = self._started
+        if started is None or (started.done() and (started.cancelled() or started.exception() is not None)):
+            started = self._started = asyncio.get_running_loop().create_task(self._supervisor.start())
+        await asyncio.shield(started)
 
 
 RemoteSupervisorActor: Any = actor_class(SupervisorActor, max_restarts=-1, max_concurrency=10_000)

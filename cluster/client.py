@@ -29,6 +29,7 @@ from .backend import Backend, Host, HostGone
 _T = TypeVar("_T")
 _POLL_S = 10.0  # how long one waiting call stays at its owner before it is made again
 _PATIENCE_S = 60.0  # how long a call that changes something looks for an owner before it gives up
+_GRACE_S = 15.0  # a call that was made in time may still be answered; beyond it, its silence is an answer, too
 _RETRY_S = (0.02, 1.0)
 _LOOK_S = 2.0  # an explanation is a courtesy: it must not hold up the answer that nothing is settled
 _VERIFIED_AT_ONCE = 8
@@ -213,9 +214,15 @@ class Client:
         wait_s = _RETRY_S[0]
         while True:
             host: Host | None = None
+            limit = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic()) + _GRACE_S)
             try:
-                host = await self.backend.host_of(conversation_id)
-                return await call(host)
+                async with limit:
+                    host = await self.backend.host_of(conversation_id)
+                    return await call(host)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise _indeterminate(HostGone("there was no answer in time")) from error
             except (HostGone, StoreUnavailable) as error:
                 if host is not None:
                     await self.backend.lost(conversation_id, host)

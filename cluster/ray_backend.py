@@ -179,8 +179,9 @@ class RayBackend:
     async def describe(self) -> Description:
         found = await self._ask_supervisor("describe")
         try:
-            store_pid = await self._store.pid.remote()
-        except RAY_FAILURES:
+            async with asyncio.timeout(_ANSWER_S):
+                store_pid = await self._store.pid.remote()
+        except (TimeoutError, *RAY_FAILURES):
             store_pid = None  # it is being started again
         return Description(
             kind="ray",
@@ -198,8 +199,9 @@ class RayBackend:
         deadline = time.monotonic() + _READ_PATIENCE_S
         while True:
             try:
-                return answered(await getattr(self._supervisor, method).remote())
-            except RAY_FAILURES as error:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic()) + _ANSWER_S):
+                    return answered(await getattr(self._supervisor, method).remote())
+            except (TimeoutError, *RAY_FAILURES) as error:
                 gone = isinstance(error, ActorDiedError)
                 if gone or time.monotonic() >= deadline:
                     message = f"the supervisor does not answer: {type(error).__name__}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..storage.errors import RuntimeUnreachable
 
-_OBJECT_STORE_BYTES = 128 << 20  # no payload of Laneway goes through it; Ray's floor is 75 MiB
+OBJECT_STORE_BYTES = 128 << 20  # no payload of Laneway goes through it; Ray's floor is 75 MiB
 _RAY_SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Read by Ray when it is imported: no report leaves the machine, no notice about accelerators."""
 _log = logging.getLogger("laneway.ray")
@@ -20,20 +20,18 @@ def connect_ray(address: str | None, runtime_env: dict[str, Any] | None) -> Call
 
     A program that is connected already stays as it is. Raises: RuntimeUnreachable.
     """
-    for name, value in _RAY_SWITCHES.items():
-        os.environ.setdefault(name, value)
+    prepare_ray()
     import ray
 
     if ray.is_initialized():
         return lambda: None
-    _keep_standard_output()
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if runtime_env:
         options["runtime_env"] = runtime_env
     if address is None:
         options |= {
             "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES,
+            "object_store_memory": OBJECT_STORE_BYTES,
             "_node_ip_address": "127.0.0.1",
         }
     from .ray_head import resolved
@@ -46,6 +44,13 @@ def connect_ray(address: str | None, runtime_env: dict[str, Any] | None) -> Call
             f"no Ray cluster answers at {address or 'this machine'}: {str(error)[:300]}", address=address
         ) from error
     return ray.shutdown
+
+
+def prepare_ray() -> None:
+    """Before anything else of Ray is used: no reports, and standard output stays this program's own."""
+    for name, value in _RAY_SWITCHES.items():
+        os.environ.setdefault(name, value)
+    _keep_standard_output()
 
 
 def _keep_standard_output() -> None:

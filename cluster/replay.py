@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..agents.recording import RecordedInput, Recording
+from ..recovery.convergence import Problem
 from ..storage.errors import InvalidInput, LanewayError
 from ..storage.records import (
     AnyRecord,
@@ -25,9 +23,13 @@ from ..storage.records import (
     RecoveryDecided,
     ToolCallSettled,
 )
+from .chaos import ChaosPlan
 from .client import records_of
 from .executions import read_executions
 from .runtime import Runtime
+
+if TYPE_CHECKING:
+    from .ray_chaos import Nodes
 
 AGENT_NAME = "replay"
 ENDED = "failed (recording_ended)"
@@ -50,8 +52,9 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What a replay did. Counts of calls are those of the replayed conversations' logs, tool executions those of this
-    replay alone; `reattached` were in the store when it began.
+    """What a replay did. `model_calls`, `model_calls_interrupted`, `tool_calls` and recoveries stand in the logs of the
+    replayed conversations; calls made and executions are those of this replay alone, counted in a file by what ran.
+    `reattached` submissions were in the store when it began; `problems` are those of the convergence check.
     """
 
     conversations: int = 0
@@ -60,37 +63,53 @@ class Summary(msgspec.Struct, kw_only=True):
     outcomes: dict[str, int] = {}
     model_calls: int = 0
     model_calls_interrupted: int = 0
+    model_calls_made: int = 0
+    model_calls_repeated: int = 0
     tool_calls: int = 0
     tool_executions: int = 0
     tool_executions_repeated: int = 0
+    tool_executions_repeated_by_effect: dict[str, int] = {}
     tool_executions_after_commit: int = 0
     recoveries: int = 0
+    recoveries_by_decision: dict[str, int] = {}
     kills: int = 0
+    kills_by_kind: dict[str, int] = {}
     commits: int = 0
     seconds: float = 0.0
     turns_per_second: float = 0.0
     troubles: list[Trouble] = []
+    open: dict[str, int] = {}
+    problems: list[Problem] = []
 
     @property
     def passed(self) -> bool:
-        """Whether every user message came to the end that its recording has, and no committed call ran again."""
-        return not self.troubles and not self.tool_executions_after_commit
+        """Whether every user message came to the end that its recording has, no committed call ran again, and the
+        convergence check passed.
+        """
+        return not self.troubles and not self.tool_executions_after_commit and not self.problems
 
 
 @dataclass
 class Replay:
-    """One replay. `executions` is the file in which the agent's tools note what they do (`executions.counted`)."""
+    """One replay. `executions` is the file in which the agent notes what it does (`executions.counted`).
+
+    `nodes` is the cluster whose nodes the `chaos` may kill. An outcome that is not there after `patience_s` is a
+    trouble; None waits as long as it takes. With `require_settled`, open work anywhere in the store is a problem.
+    """
 
     runtime: Runtime
-    recordings: Sequence[Recording]
+    recordings: Iterable[Recording]
     executions: Path
     concurrency: int = 16
-    kill_every_s: float | None = None
-    seed: int = 0
+    chaos: ChaosPlan | None = None
+    nodes: Nodes | None = None
+    patience_s: float | None = None
+    require_settled: bool = False
     settled: Callable[[int], None] = lambda count: None
     """Told of each user message that has come to its end."""
     _summary: Summary = field(default_factory=Summary)
     _outcomes: Counter[str] = field(default_factory=Counter[str])
+    _decisions: Counter[str] = field(default_factory=Counter[str])
     _committed_at_ms: dict[str, int] = field(default_factory=dict[str, int])
 
     def run(self) -> Summary:
@@ -103,11 +122,8 @@ class Replay:
             raise InvalidInput(
                 f"concurrency must be 1 to {_CONCURRENCY_MAX:,}", field="concurrency", limit=_CONCURRENCY_MAX
             )
-        if self.kill_every_s is not None:
-            if not self.kill_every_s > 0:
-                raise InvalidInput("kill-every must be more than 0 seconds", field="kill-every", limit=0)
-            if self.runtime.describe().kind != "ray":
-                raise InvalidInput("only processes of their own can be killed: leave out --local", field="kill-every")
+        if self.chaos is not None and self.runtime.describe().kind != "ray":
+            raise InvalidInput("only processes of their own can be killed: leave out --local", field="kill-every")
         began = time.monotonic()
         try:
             asyncio.run(self._replay_all())
@@ -116,16 +132,29 @@ class Replay:
         return self._finished(time.monotonic() - began)
 
     async def _replay_all(self) -> None:
-        killer = asyncio.create_task(self._kill_now_and_then()) if self.kill_every_s is not None else None
         waiting = iter(self.recordings)
+        async with self._under_chaos(), asyncio.TaskGroup() as group:
+            for _ in range(self.concurrency):
+                group.create_task(self._work_off(waiting))
+
+    @contextlib.asynccontextmanager
+    async def _under_chaos(self) -> AsyncGenerator[None]:
+        if self.chaos is None:
+            yield
+            return
+        from .ray_chaos import Chaos
+
+        chaos = Chaos(self.runtime.describe().namespace, self.chaos, self.nodes)
+        killing = asyncio.create_task(chaos.run())
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.concurrency, len(self.recordings))):
-                    group.create_task(self._work_off(waiting))
+            yield
         finally:
-            if killer is not None:
-                killer.cancel()
-                await asyncio.gather(killer, return_exceptions=True)
+            killing.cancel()
+            (ended,) = await asyncio.gather(killing, return_exceptions=True)
+            self._summary.kills = chaos.kills.total()
+            self._summary.kills_by_kind = {str(kind): chaos.kills[kind] for kind in self.chaos.kinds}
+        if isinstance(ended, Exception):
+            raise ended
 
     async def _work_off(self, waiting: Iterator[Recording]) -> None:
         for recording in waiting:
@@ -141,9 +170,10 @@ class Replay:
                 await self._say(recording, number, said, known=number <= len(known))
                 self.settled(1)
             await self._count(recording.id)
-        except LanewayError as error:
+        except (TimeoutError, LanewayError) as error:
             # What comes later in this conversation would stand in another place than in the recording.
-            self._trouble(recording, number, error.message, error.code)
+            code = error.code if isinstance(error, LanewayError) else "no_outcome"
+            self._trouble(recording, number, str(error), code)
             self.settled(len(inputs) - number + 1 if number else len(inputs))
 
     async def _say(self, recording: Recording, number: int, said: RecordedInput, *, known: bool) -> None:
@@ -151,7 +181,7 @@ class Replay:
         receipt = await conversation.asubmit(said.content, idempotency_key=f"replay-{number}", message_keys=said.extra)
         self._summary.submissions += 1
         self._summary.reattached += known
-        settlement = await receipt.aresult()
+        settlement = await receipt.aresult(self.patience_s)
         code = str(settlement.error["code"]) if settlement.error else None
         outcome = f"{settlement.outcome} ({code})" if code else settlement.outcome
         self._outcomes[outcome] += 1
@@ -175,7 +205,7 @@ class Replay:
                 summary.tool_calls += 1
                 self._committed_at_ms[record.call_id] = committed_at_ms
             case RecoveryDecided():
-                summary.recoveries += 1
+                self._decisions[record.decision] += 1
             case _:
                 pass
 
@@ -190,29 +220,19 @@ class Replay:
             )
         )
 
-    async def _kill_now_and_then(self) -> None:
-        """SIGKILL for a process that hosts lanes, chosen at random among those of this runtime."""
-        assert self.kill_every_s is not None
-        chance = random.Random(self.seed)
-        while True:
-            await asyncio.sleep(self.kill_every_s)
-            try:
-                found = await self.runtime.arun(self.runtime.client.backend.describe())
-            except LanewayError:
-                continue  # it is recovering from the last one
-            actors = sorted(found.actors, key=lambda actor: actor.name)
-            busy = [actor.pid for actor in actors if actor.conversations] or [actor.pid for actor in actors]
-            if busy:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(chance.choice(busy), signal.SIGKILL)
-                    self._summary.kills += 1
-
     def _finished(self, seconds: float) -> Summary:
         summary = self._summary
         executions = read_executions(self.executions, self._committed_at_ms)
         summary.tool_executions = executions.total
         summary.tool_executions_repeated = executions.repeated
+        summary.tool_executions_repeated_by_effect = executions.repeated_by_effect
         summary.tool_executions_after_commit = executions.after_commit
+        summary.model_calls_made = executions.model_calls
+        summary.model_calls_repeated = executions.model_calls_repeated
+        summary.recoveries = self._decisions.total()
+        summary.recoveries_by_decision = dict(sorted(self._decisions.items()))
+        report = self.runtime.verify(require_settled=self.require_settled)
+        summary.open, summary.problems = report.open, report.problems
         summary.outcomes = dict(sorted(self._outcomes.items()))
         summary.commits = int(self.runtime.describe().store["commits"])
         summary.seconds = round(seconds, 3)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 from cluster_agents import noted, until
 
 import laneway
+from laneway.actors.conversation_actor import RemoteConversationActor
+from laneway.actors.lane.settings import LaneSettings
+from laneway.actors.supervisor_actor import MEMBER_PREFIX
 from laneway.cluster.runtime import Conversation
 
 Start = Callable[..., laneway.Runtime]
@@ -136,6 +141,45 @@ def test_the_store_and_the_supervisor_come_back(start: Start, folder: Path) -> N
     assert after.supervisor_pid != found.supervisor_pid
     assert {actor.pid for actor in found.actors} <= {actor.pid for actor in after.actors}
     check(runtime)
+
+
+def test_the_supervisor_is_killed_while_a_hundred_submissions_are_recovered(start: Start, folder: Path) -> None:
+    """K24: all settle after its restart, and each is recovered once: one decision, two executions."""
+    runtime = start()
+    (folder / "gate-shoes").touch()
+    receipts = [runtime.conversation(f"c{index}").submit("look shoes") for index in range(100)]
+    until(lambda: len(noted("look_up")) == 100)
+    found = runtime.describe()
+    assert found.supervisor_pid is not None
+    for actor in found.actors:
+        if actor.conversations:
+            os.kill(actor.pid, signal.SIGKILL)
+    until(lambda: len(noted("look_up")) > 100)
+    os.kill(found.supervisor_pid, signal.SIGKILL)
+    until(lambda: len(noted("look_up")) == 200)
+    (folder / "gate-shoes").unlink()
+    assert {receipt.result(timeout=60).outcome for receipt in receipts} == {"completed"}
+    assert runtime.describe().supervisor_pid != found.supervisor_pid
+    assert set(Counter(line.split()[0] for line in noted("look_up")).values()) == {2}
+    for index in range(100):
+        decided = [r for r in runtime.conversation(f"c{index}").log() if r["type"] == "recovery_decided"]
+        assert [record["decision"] for record in decided] == ["resume_batch"]
+    check(runtime)
+
+
+def test_a_process_that_nobody_asked_to_start_is_taken_in(start: Start, folder: Path) -> None:
+    """A supervisor that dies right after it has created a process leaves it without a lease: the next one starts it."""
+    runtime = start(namespace="orphans")
+    pid = runtime.describe().supervisor_pid
+    assert pid is not None
+    store = ray.get_actor("store", namespace="orphans")
+    options = {"name": f"{MEMBER_PREFIX}orphan", "namespace": "orphans", "lifetime": "detached"}
+    orphan = RemoteConversationActor.options(**options).remote(store, "orphans", [], LaneSettings())
+    owner_id, _, _ = ray.get(orphan.identity.remote())
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: f"{MEMBER_PREFIX}orphan" in {actor.name for actor in runtime.describe().actors})
+    owners = ray.get(store.call.remote("owners"))
+    assert owner_id in owners
 
 
 def test_a_runtime_that_was_ended_goes_on_where_it_stood(start: Start, folder: Path, tmp_path: Path) -> None:

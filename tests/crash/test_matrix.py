@@ -21,10 +21,10 @@ NOT_YET: dict[str, str] = {
     "K14": "joining is not built yet",
     "K15": "joining is not built yet",
     "K19": "joining is not built yet",
-    "K23": "a store process that dies needs Ray: tests/cluster",
-    "K24": "a supervisor process that dies needs Ray: tests/cluster",
-    "K25": "a whole cluster that dies needs Ray: tests/cluster",
-    "K26": "a node that dies needs Ray: tests/cluster",
+    "K23": "a store process that dies needs Ray: tests/cluster/test_store_kills.py",
+    "K24": "a supervisor process that dies needs Ray: tests/cluster/test_kills.py",
+    "K25": "a whole cluster that dies needs Ray: tests/cluster/test_cluster_losses.py",
+    "K26": "a node that dies needs Ray: tests/cluster/test_cluster_losses.py",
 }
 """Scenarios of the crash matrix that no test of this folder reaches, and why."""
 
@@ -403,6 +403,14 @@ def test_every_scenario_of_the_matrix_is_here_or_pinned() -> None:
     }  # beside the table: tests of their own
     assert here | set(NOT_YET) == {f"K{number}" for number in range(1, 27)}
     assert not here & set(NOT_YET)
+
+
+def test_what_needs_ray_is_where_the_pin_says() -> None:
+    root = Path(__file__).parents[2]
+    for scenario, why in NOT_YET.items():
+        _, needs_ray, file = why.partition("needs Ray: ")
+        if needs_ray:
+            assert scenario in (root / file).read_text()
 
 
 def test_a_simulated_crash_is_no_exception_that_the_product_could_handle() -> None:

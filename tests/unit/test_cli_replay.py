@@ -62,6 +62,11 @@ def test_every_end_of_a_recording_is_replayed_and_exported_again() -> None:
     assert (found["model_calls"], found["tool_calls"]) == (9, 6)
     assert (found["tool_executions"], found["tool_executions_repeated"]) == (6, 0)
     assert found["tool_executions_after_commit"] == 0
+    assert found["tool_executions_repeated_by_effect"] == {"readonly": 0, "idempotent": 0, "uncertain": 0}
+    assert (found["model_calls_made"], found["model_calls_repeated"]) == (12, 0)  # three found no recorded answer
+    assert (found["kills"], found["kills_by_kind"]) == (0, {})
+    assert (found["recoveries"], found["recoveries_by_decision"]) == (0, {})
+    assert (found["open"], found["problems"]) == ({}, [])
     assert found["store"] == "DR/duckdb s.duckdb"
     assert found["commits"] > 0
     assert found["turns_per_second"] > 0
@@ -94,6 +99,10 @@ def test_people_read_a_table_and_what_recording_ended_means() -> None:
     assert "failed (recording_ended) " in result.stdout
     assert "normal end of such a recording" in result.stdout
     assert "user turns a second" in result.stdout
+    assert "duplicate, uncertain" in result.stdout
+    assert [line.split()[1:-1] for line in result.stdout.splitlines() if "convergence check" in line] == [
+        ["convergence", "check", "│", "passed"]
+    ]
     assert result.stderr == ""
 
 
@@ -170,6 +179,11 @@ def test_what_cannot_run_at_all_is_2() -> None:
     error = refused("replay", good, "--local", "--kill-every", "1")
     assert error["details"] == {"field": "kill-every"}
     assert "leave out --local" in error["message"]
+    assert refused("replay", good, "--kill-every", "0")["details"] == {"field": "kill-every", "limit": 0}
+    assert "goes with --kill-every" in refused("replay", good, "--chaos", "store")["message"]
+    error = refused("replay", good, "--kill-every", "1", "--chaos", "store,disk")
+    assert error["details"] == {"field": "chaos", "limit": "actors, store, supervisor, node"}
+    assert "'disk'" in error["message"]
     for option, value in (
         ("--concurrency", "0"),
         ("--conversations", "0"),
@@ -201,12 +215,27 @@ def test_executions_are_counted_and_the_definition_stays_the_same(folder: Path) 
         conversation = runtime.conversation("answered")
         for said in read[0].inputs():
             conversation.submit(said.content, message_keys=said.extra).result(timeout=10)
-    assert read_executions(path, {}).total == 2
+    found = read_executions(path, {})
+    assert (found.total, found.repeated) == (2, 0)
+    assert (found.model_calls, found.model_calls_repeated) == (3, 0)
 
 
 def test_an_execution_behind_its_commit_is_told_apart_from_a_lost_result(folder: Path) -> None:
     path = str(folder / "executions.jsonl")
     for call_id, at_ms in (("lost", 10), ("lost", 20), ("twice", 10), ("twice", 30), ("open", 99)):
-        append_line(path, {"call_id": call_id, "pid": 1, "at_ms": at_ms})
+        append_line(path, {"call_id": call_id, "effect": "idempotent", "pid": 1, "at_ms": at_ms})
     found = read_executions(Path(path), {"lost": 20, "twice": 20})
     assert (found.total, found.repeated, found.after_commit) == (5, 2, 1)
+
+
+def test_duplicates_are_counted_exactly_and_by_effect_class(folder: Path) -> None:
+    path = str(folder / "executions.jsonl")
+    for call_id, effect, times in (("a", "readonly", 3), ("b", "idempotent", 2), ("c", "idempotent", 1)):
+        for _ in range(times):
+            append_line(path, {"call_id": call_id, "effect": effect, "pid": 1, "at_ms": 1})
+    for turn in ("run_1/1", "run_1/1", "run_1/2", "run_2/1"):
+        append_line(path, {"model_turn": turn, "pid": 1, "at_ms": 1})
+    found = read_executions(Path(path), {})
+    assert found.repeated_by_effect == {"readonly": 2, "idempotent": 1, "uncertain": 0}
+    assert (found.total, found.repeated) == (6, 3)
+    assert (found.model_calls, found.model_calls_repeated) == (4, 1)

@@ -66,3 +66,11 @@ def test_the_node_with_the_fewest_processes_a_cpu_is_taken() -> None:
 def test_nodes_without_cpus_are_better_than_none() -> None:
     assert emptiest_node({"head": 0.0, "tail": 0.0}, {"head": 1}) == "tail"
     assert emptiest_node({}, {}) is None
+
+
+def test_a_node_that_refused_the_last_process_is_avoided_while_there_is_another() -> None:
+    cpus = {"a": 2.0, "b": 2.0}
+    assert emptiest_node(cpus, {"b": 5}) == "a"
+    assert emptiest_node(cpus, {"b": 5}, avoid="a") == "b"
+    assert emptiest_node({"a": 2.0}, {}, avoid="a") == "a"
+    assert emptiest_node(cpus, {"b": 5}, avoid="c") == "a"

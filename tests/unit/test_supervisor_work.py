@@ -37,6 +37,8 @@ class LocalCrew:
         self.settings = settings
         self.failures = failures
         self.alive: dict[str, tuple[Member, Process, asyncio.Event]] = {}
+        self.mute = set[str]()
+        self._told = set[str]()
         self.activated: list[tuple[str, tuple[str, ...]]] = []
 
     async def start(self) -> Member:
@@ -47,10 +49,19 @@ class LocalCrew:
         name = f"p{len(self.world.processes)}"
         member = Member(name=name, owner_id=process.host.owner_id, pid=1, node="n", handle=process.host)
         self.alive[name] = member, process, asyncio.Event()
+        self._told.add(name)
         return member
 
+    def for_another(self) -> LocalCrew:
+        """The same processes, as another supervisor's crew finds them."""
+        crew = LocalCrew(self.world)
+        crew.alive = self.alive
+        return crew
+
     async def found(self) -> list[tuple[Member, list[str]]]:
-        return [(member, process.host.resident()) for member, process, _ in self.alive.values()]
+        new = [name for name in self.alive if name not in self._told | self.mute]
+        self._told.update(new)
+        return [(self.alive[name][0], self.alive[name][1].host.resident()) for name in new]
 
     async def until_death(self, member: Member) -> None:
         await self.alive[member.name][2].wait()
@@ -125,6 +136,25 @@ async def test_a_death_moves_open_work_to_a_live_process(world: World) -> None:
     world.converged()
 
 
+async def test_a_process_that_did_not_answer_a_new_supervisor_joins_later(world: World) -> None:
+    """A process that its supervisor did not live to see start is no orphan: a later sweep takes it in."""
+    crew = LocalCrew(world)
+    first = a_supervisor(world, crew)
+    await first.start()
+    member = await first.locate("c")
+    await first.close()
+    later = crew.for_another()
+    later.mute.add(member.name)
+    second = a_supervisor(world, later, sweep_s=0.005)
+    await second.start()
+    assert member.name not in {found.name for found in second.members()}
+    later.mute.clear()
+    await until(lambda: member.name in {found.name for found in second.members()})
+    crew.die(member.name)
+    await until(lambda: second.counts["died"] == 1)
+    await second.close()
+
+
 async def test_a_new_supervisor_declares_whoever_is_not_there_dead_and_finds_the_others(world: World) -> None:
     crew = LocalCrew(world)
     first = a_supervisor(world, crew)
@@ -133,7 +163,7 @@ async def test_a_new_supervisor_declares_whoever_is_not_there_dead_and_finds_the
     await crew.alive[member.name][1].run("go")
     await first.close()
     world.store.renew_lease("own_of_the_dead", 1_000_000)
-    second = a_supervisor(world, crew)
+    second = a_supervisor(world, crew.for_another())
     await second.start()
     assert "own_of_the_dead" not in world.store.owners()
     assert member.owner_id in world.store.owners()
