@@ -284,7 +284,7 @@ def prompt_messages(view: ConversationView, run_id: str) -> list[dict[str, Any]]
     at_work: str | None = None  # whose run an input without one of its own was said to
     for entry in view.entries:
         if isinstance(entry, InputRecorded):
-            at_work = view.run_by_submission.get(entry.submission_id, at_work)
+            at_work = entry.run_id or view.run_by_submission.get(entry.submission_id, at_work)
             (own if at_work == run_id else others).append(user_message(entry))
             continue
         at_work = entry.response.run_id
