@@ -55,6 +55,10 @@ class ConversationActor:
         return await self._host.submit(conversation_id, admission)
 
     @answering
+    async def steer(self, conversation_id: str, admission: Admission) -> Receipt:
+        return await self._host.steer(conversation_id, admission)
+
+    @answering
     async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
         return await self._host.settlement(conversation_id, submission_id, timeout_s)
 

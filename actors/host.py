@@ -136,6 +136,14 @@ class LaneHost:
             self._owed.add(receipt.submission_id)
         return receipt
 
+    async def steer(self, conversation_id: str, admission: Admission) -> Receipt:
+        """Durable admission into the stream of the active run. Raises: AdmissionConflict; Refused with code
+        "nothing_to_steer" where nothing runs."""
+        receipt = await self._to_its_end(self._lane_or_visitor(conversation_id).steer(admission))
+        if not receipt.replayed and receipt.submission_id not in self._told:
+            self._owed.add(receipt.submission_id)
+        return receipt
+
     async def activate(self, conversation_ids: list[str]) -> None:
         """Look for work in these conversations; harmless where there is none."""
         for conversation_id in conversation_ids:

@@ -31,6 +31,9 @@ class Agent:
     run, `model_timeout_s` and `model_attempts_max` one model call, `run_timeout_s` the time that a run is at work;
     waits for people do not count (None: no bound).
 
+    With `join`, submissions that wait behind a run enter it after its next complete turn, in their order, and settle
+    with it: several messages in a row get one answer. Without it each gets a run of its own (Specification 5).
+
     Raises: InvalidInput with `field`, and `limit` where one applies.
     """
 
@@ -43,6 +46,7 @@ class Agent:
     model_timeout_s: float = 120.0
     run_timeout_s: float | None = None
     model_attempts_max: int = 3
+    join: bool = False
 
     def __post_init__(self) -> None:
         check_text(self.name, "name", length_max=DEFAULT_LIMITS.id_length_max)
@@ -55,6 +59,8 @@ class Agent:
         _check_seconds(self.model_timeout_s, "model_timeout_s")
         if self.run_timeout_s is not None:
             _check_seconds(self.run_timeout_s, "run_timeout_s")
+        if not isinstance(self.join, bool):
+            raise InvalidInput("join must be True or False", field="join")
         object.__setattr__(self, "tools", _checked_tools(self.tools))
         object.__setattr__(self, "model", _checked_model(self.model))
 
@@ -73,6 +79,7 @@ class Agent:
                     "model_timeout_s": float(self.model_timeout_s),
                     "run_timeout_s": None if self.run_timeout_s is None else float(self.run_timeout_s),
                     "model_attempts_max": self.model_attempts_max,
+                    **({"join": True} if self.join else {}),  # an agent that never heard of it keeps its digest
                 }
             )
         )

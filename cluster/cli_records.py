@@ -44,6 +44,14 @@ def _summary(kind: str, record: Mapping[str, Any]) -> str:
     return "  ".join(f"{key}={cell_text(value)}" for key, value in record.items() if key not in ("type", "id"))
 
 
+def _input(record: Mapping[str, Any]) -> str:
+    kind = record.get("kind", "user")
+    how = "" if kind == "user" else f"{kind} "
+    if "steers" in record:
+        how = f"{how}(its run had ended: {record['steers']}) "
+    return f"#{record['queue_sequence']} {how}{cell_text(record['content'])}"
+
+
 def _responded(record: Mapping[str, Any]) -> str:
     calls = [f"{call['name']}({call['arguments']})" for call in record.get("tool_calls", ())]
     content = record.get("content")
@@ -68,7 +76,7 @@ def _error(error: Mapping[str, Any]) -> str:
 
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "conversation_created": lambda record: f"agent {record['agent']}",
-    "input_recorded": lambda record: f"#{record['queue_sequence']} {cell_text(record['content'])}",
+    "input_recorded": _input,
     "run_started": lambda record: f"agent {record['agent']}",
     "model_responded": _responded,
     "model_interrupted": lambda record: f"turn {record['turn']}: {record['reason']}",

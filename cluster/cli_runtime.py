@@ -241,6 +241,7 @@ def row_as_dict(row: Row) -> dict[str, Any]:
         "owner_id": row.owner_id,
         "run_id": row.run_id,
         "host_id": row.host_id,
+        "steers": row.steers,
         "parked": row.parked,
         "abort_requested": row.abort is not None,
         "admitted_at": time_of(row.admitted_at_ms),

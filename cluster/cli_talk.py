@@ -1,4 +1,4 @@
-"""submit, log, watch and abort: one conversation."""
+"""submit, steer, log, watch and abort: one conversation."""
 
 from __future__ import annotations
 
@@ -32,34 +32,39 @@ _STDIN_BYTES_MAX = 64 << 20  # bounds memory; the runtime's own limit on an inpu
 
 _LOOK_S = 2.0  # how soon somebody who waits is told that a person has to decide
 
+Text = Annotated[
+    str, typer.Argument(metavar="TEXT|-", help='What is said; "-" reads standard input.', show_default=False)
+]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", help="Idempotency key: the same key gives the same receipt.", show_default=False),
+]
+Principal = Annotated[str, typer.Option("--principal", help="On whose behalf.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome, or end at the receipt.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait this long at most.", show_default=False),
+]
 After = Annotated[int, typer.Option("--after", min=0, help="Only records behind this sequence.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    for command in (submit, log, watch, abort):
+    for command in (submit, steer, log, watch, abort):
         app.command()(reporting(command))
 
 
 def submit(
     conversation: ConversationId,
-    text: Annotated[
-        str, typer.Argument(metavar="TEXT|-", help='What is said; "-" reads standard input.', show_default=False)
-    ],
+    text: Text,
     agent: Annotated[
         str | None,
         typer.Option("--agent", help="Who answers; needed where the runtime has several.", show_default=False),
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", help="Idempotency key: the same key gives the same receipt.", show_default=False),
-    ] = None,
-    principal: Annotated[str, typer.Option("--principal", help="On whose behalf.")] = "anonymous",
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome, or end at the receipt.")] = True,
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait this long at most.", show_default=False),
-    ] = None,
+    key: Key = None,
+    principal: Principal = "anonymous",
+    wait: Wait = True,
+    timeout: Timeout = None,
     as_json: Json = False,
     namespace: Namespace = None,
     address: Address = None,
@@ -68,6 +73,9 @@ def submit(
     store: LocalStore = None,
 ) -> None:
     """Hand over one input durably and wait for its outcome.
+
+    It runs by itself in its turn, or joins the run that is under way where the agent was made with join=True. To reach
+    a run under way with any agent, use `laneway steer`.
 
     A single line break at the end of standard input is not part of it. The exit code is 1 when the submission failed,
     was aborted, or is still open after --timeout.
@@ -79,20 +87,36 @@ def submit(
     content = _standard_input() if text == "-" else text
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         receipt = runtime.conversation(conversation, agent).submit(content, idempotency_key=key, principal=principal)
-        if not as_json:
-            again = "accepted before" if receipt.replayed else "accepted"
-            print(
-                f"{again}: {receipt.submission_id}, receipt {receipt.receipt_id}, #{receipt.queue_sequence}", flush=True
-            )
-        settlement: Settlement | None = None
-        if wait:
-            settlement = _await(runtime, receipt, timeout)
-        if as_json:
-            print_json({"receipt": receipt.as_dict(), "settlement": settlement})
-        elif settlement is not None:
-            print(_outcome(settlement))
-    if wait and (settlement is None or settlement.outcome != "completed"):
-        raise typer.Exit(FAILED)
+        _tell_outcome(runtime, receipt, wait=wait, timeout=timeout, as_json=as_json)
+
+
+def steer(
+    conversation: ConversationId,
+    text: Text,
+    key: Key = None,
+    principal: Principal = "anonymous",
+    wait: Wait = True,
+    timeout: Timeout = None,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    address: Address = None,
+    local: Local = False,
+    agents: LocalAgents = None,
+    store: LocalStore = None,
+) -> None:
+    """Say something to the run that is under way, ahead of what is queued.
+
+    It enters the log behind the run's next complete turn, before the next model call, and settles with that run. Where
+    the run ends first, it runs by itself in its turn. Where nothing runs, it is refused (code nothing_to_steer).
+
+    \b
+    Example:
+      laneway steer order-42 "Only the open ones, please" --key msg-2
+    """
+    content = _standard_input() if text == "-" else text
+    with working(namespace, address, local=local, agents=agents, store=store) as runtime:
+        receipt = runtime.conversation(conversation).steer(content, idempotency_key=key, principal=principal)
+        _tell_outcome(runtime, receipt, wait=wait, timeout=timeout, as_json=as_json)
 
 
 def log(
@@ -214,6 +238,20 @@ def _standard_input() -> str:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"standard input is no UTF-8 text: {error.reason} at {error.start}", field="input") from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def _tell_outcome(runtime: Runtime, receipt: Receipt, *, wait: bool, timeout: float | None, as_json: bool) -> None:
+    """Print the receipt, then the outcome where it is waited for; exit code 1 where that is not "completed"."""
+    if not as_json:
+        again = "accepted before" if receipt.replayed else "accepted"
+        print(f"{again}: {receipt.submission_id}, receipt {receipt.receipt_id}, #{receipt.queue_sequence}", flush=True)
+    settlement = _await(runtime, receipt, timeout) if wait else None
+    if as_json:
+        print_json({"receipt": receipt.as_dict(), "settlement": settlement})
+    elif settlement is not None:
+        print(_outcome(settlement))
+    if wait and (settlement is None or settlement.outcome != "completed"):
+        raise typer.Exit(FAILED)
 
 
 def _await(runtime: Runtime, receipt: Receipt, timeout_s: float | None) -> Settlement | None:

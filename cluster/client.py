@@ -56,6 +56,10 @@ class Client:
         """Admit durably. Raises: AdmissionConflict, InvalidInput, Refused; StoreUnavailable after `timeout_s`."""
         return await self._with_owner(conversation_id, lambda host: host.submit(conversation_id, admission), timeout_s)
 
+    async def steer(self, conversation_id: str, admission: Admission, timeout_s: float = _PATIENCE_S) -> Receipt:
+        """Admit durably into the stream of the active run. Raises: as `submit`; Refused, code "nothing_to_steer"."""
+        return await self._with_owner(conversation_id, lambda host: host.steer(conversation_id, admission), timeout_s)
+
     async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float | None) -> Settlement:
         """Wait for the one outcome. Raises: TimeoutError when it is still open after `timeout_s` (None: no bound)."""
         deadline = None if timeout_s is None else self._monotonic() + timeout_s

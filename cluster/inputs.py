@@ -22,8 +22,11 @@ def check_admission(
     principal: object,
     extra: object,
     limits: Limits,
+    steering: bool = False,
 ) -> Admission:
     """An admission with fresh ids. `content` is text, or a list of content parts in OpenAI's chat format.
+
+    With `steering` it is for the run that is active when it is admitted, and for that run's agent: `agent` is not used.
 
     Raises: InvalidInput with `field`, and `limit` where one applies.
     """
@@ -36,9 +39,10 @@ def check_admission(
             "idempotency_key",
             length_max=limits.id_length_max,
         ),
-        agent=check_text(agent, "agent", length_max=limits.id_length_max),
+        agent="" if steering else check_text(agent, "agent", length_max=limits.id_length_max),
         input=(payload := _payload(content, extra, limits)),
-        input_digest=digest_of(encode([agent, payload])),
+        input_digest=digest_of(encode(["steering", payload, None] if steering else [agent, payload])),
+        steering=steering,
     )
 
 

@@ -61,6 +61,9 @@ class RayHost:
     async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
         return await self._ask(_ANSWER_S, "submit", conversation_id, admission)
 
+    async def steer(self, conversation_id: str, admission: Admission) -> Receipt:
+        return await self._ask(_ANSWER_S, "steer", conversation_id, admission)
+
     async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
         return await self._ask(timeout_s + _ANSWER_S, "settlement", conversation_id, submission_id, timeout_s)
 

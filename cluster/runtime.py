@@ -120,6 +120,50 @@ class Conversation:
         )
         return Receipt(self._runtime, await self._runtime.client.submit(self.id, admission))
 
+    def steer(
+        self,
+        content: str | list[dict[str, Any]],
+        *,
+        idempotency_key: str | None = None,
+        principal: str = PRINCIPAL_DEFAULT,
+        message_keys: dict[str, Any] | None = None,
+    ) -> Receipt:
+        """Say something to the run that is under way; returns when its acceptance is durable.
+
+        It passes everything that waits in the queue: it enters the log behind the run's next complete turn, before the
+        next model call, and settles with that run. Where the run ends first, it becomes an ordinary submission of the
+        same agent in its place of the queue, and its input's record names the submission that it was to steer
+        (`steers`). Keys are those of `submit`, and one key serves one of the two (Specification 5, DUR-004).
+
+        Raises: Refused with code "nothing_to_steer" when nothing runs; InvalidInput; AdmissionConflict.
+        """
+        return self._runtime.run(self._steer(content, idempotency_key, principal, message_keys))
+
+    async def asteer(
+        self,
+        content: str | list[dict[str, Any]],
+        *,
+        idempotency_key: str | None = None,
+        principal: str = PRINCIPAL_DEFAULT,
+        message_keys: dict[str, Any] | None = None,
+    ) -> Receipt:
+        """The same from async code."""
+        return await self._runtime.arun(self._steer(content, idempotency_key, principal, message_keys))
+
+    async def _steer(
+        self, content: object, idempotency_key: str | None, principal: str, message_keys: dict[str, Any] | None
+    ) -> Receipt:
+        admission = check_admission(
+            agent="",
+            content=content,
+            idempotency_key=idempotency_key,
+            principal=principal,
+            extra=message_keys,
+            limits=self._runtime.client.backend.limits,
+            steering=True,
+        )
+        return Receipt(self._runtime, await self._runtime.client.steer(self.id, admission))
+
     def log(self, after: int = 0) -> list[dict[str, Any]]:
         """Canonical records behind sequence `after`, as JSON values with their `sequence`."""
         records = self._runtime.run(self._runtime.client.log(self.id, after))
@@ -227,7 +271,10 @@ class Runtime:
     ) -> AbortAnswer:
         """Ask durably for an abort; the first one counts, and the same `abort_id` again is no second one (DUR-012).
 
-        Raises: NotFound; Refused with code "already_settled"; InvalidInput for what cannot be recorded.
+        A submission that has joined another one's run settles with that; to end it, abort the run's own submission.
+
+        Raises: NotFound; Refused with code "already_settled", or "joined" (`host_id` names the run's submission);
+        InvalidInput for what cannot be recorded.
         """
         check_author(author, reason, self.client.backend.limits)
         return self.run(self.client.abort(submission_id, reason, author, abort_id))

@@ -27,7 +27,7 @@ def conversations_in_need(rows: Iterable[ControlRow], now_ms: int) -> list[str]:
         if row.conversation_id == decided or (row.state is State.UNKNOWN and row.parked):
             continue
         decided = row.conversation_id
-        claimable = row.state in CLAIMABLE or row.state in (State.ADMITTED, State.JOINED)
+        claimable = row.state in CLAIMABLE or row.state in (State.ADMITTED, State.JOINING, State.JOINED)
         if row.state is State.SUSPENDED:
             claimable = row.not_before_ms > 0  # an approval that nobody decided in time
         if claimable and not row.owner_live and row.not_before_ms <= now_ms:

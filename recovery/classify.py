@@ -124,7 +124,7 @@ def _classify_joining(evidence: Evidence) -> Decision:
         if not evidence.input_logged:
             return Decision("revert_joining", "It was claimed to join and its input never reached the log.")
         return Decision("repair_joined", "It was joining and its input stands in the log.")
-    if evidence.host is not None and evidence.host.settled:
+    if (evidence.host is not None and evidence.host.settled) or row.host_id in evidence.view.settlements:
         return Decision("settle_with_host", "Its host is settled: it settles likewise.", f"host {row.host_id}")
     return Decision("wait_for_host", "It settles with its host, which is open.", f"host {row.host_id}")
 

@@ -101,7 +101,8 @@ def check_conversation(
     records = _check_log(batches, report)
     _check_settlements(rows, records, report, require_settled=require_settled)
     _check_order(rows, records, report)
-    if not problems:
+    if not problems:  # a log that is broken cannot be projected
+        _check_joined(rows, records, report)
         _check_prompts([record for _, record in records], report)
     return len(records), problems
 
@@ -160,27 +161,60 @@ def _check_settlements(
 
 
 def _check_order(rows: Sequence[Row], records: Iterable[tuple[int, AnyRecord]], report: Any) -> None:
-    """d: inputs in the order of admission; settlements, too, but for work that never ran, joined or was parked."""
+    """d: inputs in the order of admission; settlements, too, but for work that never ran, joined or was parked.
+
+    Steering is a stream of its own for each run. What came too late for its run enters the queue late, too.
+    """
     order = {row.submission_id: row for row in rows}
-    last_input = last_settled = 0
+    last_settled = 0
+    last_inputs: dict[str, int] = {}
     started: set[str] = set()
     for sequence, record in records:
         if isinstance(record, RunStarted):
             started.add(record.submission_id)
-        elif isinstance(record, InputRecorded) and record.kind == "user":
+        elif isinstance(record, InputRecorded):
             row = order.get(record.submission_id)
             if row is None or record.queue_sequence != row.queue_sequence:
                 report("d", "an input was not admitted as it stands", record.submission_id, sequence)
-            if record.queue_sequence <= last_input:
+            stream = "" if record.kind != "steering" else record.run_id or "?"
+            if record.steers is not None:
+                continue
+            if record.queue_sequence <= last_inputs.get(stream, 0):
                 report("d", "inputs are out of the order of admission", record.submission_id, sequence)
-            last_input = max(last_input, record.queue_sequence)
+            last_inputs[stream] = max(last_inputs.get(stream, 0), record.queue_sequence)
         elif isinstance(record, SubmissionSettled):
             row = order.get(record.submission_id)
-            exempt = row is None or row.host_id or row.parked or record.submission_id not in started
+            exempt = row is None or row.host_id or row.parked or row.steers or record.submission_id not in started
             if not exempt and row is not None:
                 if row.queue_sequence <= last_settled:
                     report("d", "settlements are out of the order of admission", record.submission_id, sequence)
                 last_settled = max(last_settled, row.queue_sequence)
+
+
+def _check_joined(rows: Sequence[Row], records: Sequence[tuple[int, AnyRecord]], report: Any) -> None:
+    """d: what joined a run entered it between two of its turns, and settled with it, under its id (DUR-016)."""
+    if not any(isinstance(record, InputRecorded) and record.kind != "user" for _, record in records):
+        return
+    rows_by_id = {row.submission_id: row for row in rows}
+    view = ConversationView()
+    joined: dict[str, str] = {}
+    for sequence, record in records:
+        if isinstance(record, InputRecorded) and record.kind != "user":
+            run = view.runs.get(record.run_id or "")
+            row = rows_by_id.get(record.submission_id)
+            if run is None or run.completed is not None or not run.at_boundary:
+                report("d", f"a {record.kind} input entered no run at a boundary", record.submission_id, sequence)
+            elif row is not None and row.host_id != run.submission_id:
+                report("d", "the ledger knows another host of a joined input", record.submission_id, sequence)
+            elif row is not None and (record.kind == "steering") != (row.steers == row.host_id):
+                report("d", f"a {record.kind} input was not admitted as one", record.submission_id, sequence)
+            joined[record.submission_id] = record.run_id or ""
+        elif isinstance(record, SubmissionSettled) and record.submission_id in joined:
+            run = view.runs.get(joined[record.submission_id])
+            host = view.settlements.get(run.submission_id) if run is not None else None
+            if host is None or (record.run_id, record.outcome) != (host.run_id, host.outcome):
+                report("d", "joined work did not settle with its host", record.submission_id, sequence)
+        view.add(record)
 
 
 def _check_prompts(records: Sequence[AnyRecord], report: Any) -> None:

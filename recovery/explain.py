@@ -74,6 +74,11 @@ def _told(
             f"A live process works on it: {_at_work(evidence)}.",
             f"It goes on. Should its process be lost: {decision.sentence}",
         )
+    if row.state in (State.ADMITTED, State.READY) and any(other.submission_id == row.steers for other in ahead):
+        return (
+            f"It is for the run of {row.steers}, which has come to no boundary since.",
+            "It enters that run behind its next complete turn; should the run end first, it runs in its own place.",
+        )
     if ahead and row.state in (State.ADMITTED, State.READY, State.JOINING):
         head = ahead[0]
         return (
@@ -150,6 +155,8 @@ def _call(call: CallView) -> dict[str, Any]:
 def _actions(row: Row, calls: Sequence[dict[str, Any]]) -> list[str]:
     if row.settled:
         return []
+    if row.state is State.JOINED:
+        return [f"laneway abort {row.host_id}"]  # its outcome is its host's
     actions: list[str] = []
     for call in calls:
         if call["kind"] == "approval":

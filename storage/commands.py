@@ -18,7 +18,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do"):
 
 
 class Admit(Command, tag="admit"):
-    """Find or insert the row for (principal, conversation, idempotency key). Result: Receipt."""
+    """Find or insert the row for (principal, conversation, idempotency key). Result: Receipt.
+
+    `steering` addresses the input to the run that is active now, and takes that run's agent; `agent` is empty then.
+    """
 
     receipt_id: str
     principal: str
@@ -26,6 +29,7 @@ class Admit(Command, tag="admit"):
     agent: str
     input: str
     input_digest: str
+    steering: bool = False
 
 
 class Materialize(Command, tag="materialize"):
@@ -70,7 +74,8 @@ class MarkInputApplied(Command, tag="mark_input_applied"):
 
 
 class ClaimJoining(Command, tag="claim_joining"):
-    """The host (`submission_id`) takes the contiguous ready prefix behind it. Result: Joining."""
+    """The host (`submission_id`) takes the steering addressed to it, and up to `limit` rows of the contiguous ready
+    prefix behind it, as far as their inputs fill about one record. Result: Joining."""
 
     limit: int = 64
 
@@ -195,8 +200,19 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     fence: Fence | None = None
 
 
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest queue sequences admitted so far: of any input, and of one that steers. What is higher than anything
+    that an owner has looked at may wait for it."""
+
+    queued: int = 0
+    steering: int = 0
+
+
 class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """A claim that was granted. `recovering` says that an earlier owner was lost with the work open."""
+    """A claim that was granted. `recovering` says that an earlier owner was lost with the work open.
+
+    `joining` holds the rows that an earlier attempt claimed for this run and did not mark as joined.
+    """
 
     row: Row
     attempt_id: str
@@ -205,6 +221,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     tail_sequence: int
     tail_digest: str
     recovering: bool
+    joining: tuple[Row, ...] = ()
+    arrived: Arrived = Arrived()
 
 
 class NotClaimed(msgspec.Struct, frozen=True, kw_only=True, tag="not_claimed"):
@@ -217,7 +235,8 @@ class NotClaimed(msgspec.Struct, frozen=True, kw_only=True, tag="not_claimed"):
 class Appended(msgspec.Struct, frozen=True, kw_only=True, tag="appended"):
     """Where the batch stands. `replayed` says that it stood there before.
 
-    `abort` is the intent that stands in the ledger: an owner learns here what was asked of another process.
+    `abort` is the intent that stands in the ledger, and `arrived` what was admitted: an owner learns here what was
+    asked of another process.
     """
 
     first_sequence: int
@@ -225,6 +244,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True, tag="appended"):
     digest: str
     replayed: bool = False
     abort: Abort | None = None
+    arrived: Arrived = Arrived()
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True, tag="moved"):
@@ -241,9 +261,16 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
 
 
 class Joining(msgspec.Struct, frozen=True, kw_only=True, tag="joining"):
-    """The rows that this host has claimed and whose input is not in the log yet, in queue order."""
+    """The rows that this host has claimed and whose input is not in the log yet, in queue order.
+
+    `more` says that others may be claimed later: a limit was reached, or a row was not ready yet. `abort` is the
+    host's own: an aborted run takes nothing in.
+    """
 
     rows: tuple[Row, ...]
+    more: bool = False
+    abort: Abort | None = None
+    arrived: Arrived = Arrived()
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True, tag="decided"):

@@ -72,6 +72,8 @@ class Header:
     tail_digest: str = ""
     epoch: int = 0
     next_queue_sequence: int = 1
+    steering_sequence: int = 0
+    """The highest queue sequence of an input that steers, as far as one is open."""
     owned_by: str | None = None
     rows: Mapping[str, Row] = field(default_factory=dict[str, Row])
     closed: Mapping[str, Row] = field(default_factory=dict[str, Row])

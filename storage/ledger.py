@@ -192,6 +192,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unknown_calls: dict[str, UnknownCall] = {}
     approvals: dict[str, Approval] = {}
     not_before_ms: int = 0
+    steers: str | None = None
+    """The submission whose run this input is for; where that ends first, it runs by itself (Specification 5)."""
 
     @property
     def settled(self) -> bool:

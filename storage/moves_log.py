@@ -47,6 +47,7 @@ def append(work: Work, command: Append) -> Appended:
             digest=known.digest,
             replayed=True,
             abort=work.row(command.submission_id).abort,
+            arrived=work.arrived,
         )
     row = work.row(command.submission_id)
     if not settles_by_abort_alone(row):
@@ -76,7 +77,7 @@ def append(work: Work, command: Append) -> Appended:
         batch,
         Trace(batches={**trace.batches, command.batch_id: ref}, records={**trace.records, **places}),
     )
-    return Appended(first_sequence=first, last_sequence=last, digest=digest, abort=row.abort)
+    return Appended(first_sequence=first, last_sequence=last, digest=digest, abort=row.abort, arrived=work.arrived)
 
 
 def decode_given(work: Work, body: str, field: str) -> tuple[AnyRecord, ...]:

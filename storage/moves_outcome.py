@@ -21,7 +21,7 @@ from .commands import (
 from .errors import InvalidInput, Refused
 from .ledger import EXPIRY, SETTLE_EVENTS, Abort, Approval, Event, Reservation, Row, State, UnknownCall
 from .moves_log import decode_given
-from .records import AnyRecord, SubmissionSettled, encode_records, settlement_record_id
+from .records import AnyRecord, SubmissionSettled, encode_records, input_record_id, settlement_record_id
 from .values import check_json, digest_of, encode
 from .work import Work, settles_by_abort_alone
 
@@ -154,6 +154,10 @@ def resolve_unknown(work: Work, command: ResolveUnknown) -> Moved:
     return Moved(submission_id=row.submission_id, state=row.state)
 
 
+def _input_in_log(work: Work, row: Row) -> bool:
+    return input_record_id(row.submission_id) in work.trace(row.submission_id).records
+
+
 def request_abort(work: Work, command: RequestAbort) -> AbortAnswer:
     """DUR-012: durable, idempotent, and never against a terminal outcome."""
     row = work.row(command.submission_id)
@@ -163,6 +167,12 @@ def request_abort(work: Work, command: RequestAbort) -> AbortAnswer:
         raise Refused(f"{row.submission_id} is settled as {row.outcome}", code="already_settled", outcome=row.outcome)
     if row.abort is not None:
         return AbortAnswer(abort=row.abort, state=row.state, replayed=True)
+    if row.state is State.JOINED or (row.state is State.JOINING and _input_in_log(work, row)):
+        raise Refused(  # what the model has read cannot be taken back; the outcome is the host's
+            f"{row.submission_id} has joined the run of {row.host_id} and settles with it; abort that instead",
+            code="joined",
+            host_id=row.host_id,
+        )
     abort = Abort(abort_id=command.abort_id, author=command.author, reason=command.reason, at_ms=work.now_ms)
     row = work.put(row, abort=abort)
     return AbortAnswer(abort=abort, state=row.state)

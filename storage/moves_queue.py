@@ -26,6 +26,8 @@ from .records import input_record_id
 from .values import check_text
 from .work import Work
 
+_UNDER_WAY = frozenset({State.RUNNING, State.RECOVERY, State.SUSPENDED, State.UNKNOWN})
+
 
 def admit(work: Work, command: Admit) -> Admitted:
     """DUR-001, DUR-004: one row a key, and a queue sequence without gaps."""
@@ -42,6 +44,7 @@ def admit(work: Work, command: Admit) -> Admitted:
             )
         work.admitted_as(command.submission_id, existing)
         return Admitted(receipt=receipt_of(existing, replayed=True), state=existing.state)
+    target = _steered(work) if command.steering else None
     if work.open_count() >= work.limits.queue_length_max:
         raise Refused(
             f"the queue of {work.before.conversation_id} holds {work.limits.queue_length_max:,} open submissions",
@@ -57,12 +60,15 @@ def admit(work: Work, command: Admit) -> Admitted:
         idempotency_key=command.idempotency_key,
         input_digest=command.input_digest,
         queue_sequence=work.next_queue_sequence,
-        agent=command.agent,
+        agent=command.agent if target is None else target.agent,
         input=command.input,
         state=State.ADMITTED,
         admitted_at_ms=work.now_ms,
         updated_at_ms=work.now_ms,
+        steers=None if target is None else target.submission_id,
     )
+    if target is not None:
+        work.steering_sequence = row.queue_sequence
     work.next_queue_sequence += 1
     work.add(row)
     return Admitted(receipt=receipt_of(row, replayed=False), state=row.state)
@@ -71,7 +77,8 @@ def admit(work: Work, command: Admit) -> Admitted:
 def _check_admission(work: Work, command: Admit) -> None:
     limits = work.limits
     for field in ("submission_id", "receipt_id", "idempotency_key", "agent", "input_digest"):
-        check_text(getattr(command, field), field, length_max=limits.id_length_max)
+        if field != "agent" or not command.steering:  # what steers a run is for that run's agent
+            check_text(getattr(command, field), field, length_max=limits.id_length_max)
     if command.principal:
         check_text(command.principal, "principal", length_max=limits.id_length_max)
     size = len(command.input.encode())
@@ -81,6 +88,20 @@ def _check_admission(work: Work, command: Admit) -> None:
             field="input",
             limit=limits.record_bytes_max,
         )
+
+
+def _steered(work: Work) -> Row:
+    """The submission whose run is under way: the first open one that has begun and is neither parked nor ending."""
+    for row in work.open_rows():
+        begun = row.state in _UNDER_WAY or (row.state is State.READY and row.input_sequence is not None)
+        parked = row.state is State.UNKNOWN and row.parked
+        if begun and not parked and row.abort is None:
+            return row
+    raise Refused(
+        f"nothing runs in {work.before.conversation_id} that could be steered; submit the input instead",
+        code="nothing_to_steer",
+        conversation_id=work.before.conversation_id,
+    )
 
 
 def materialize(work: Work, command: Materialize) -> Moved:
@@ -106,13 +127,21 @@ def mark_ready(work: Work, command: MarkReady) -> Moved:
 def head_of(work: Work) -> Row | None:
     """The row that the lane owes next: the first open one (DUR-004).
 
-    Parked Unknown work lets others pass, and so does work that settles with an open host.
+    Parked Unknown work lets others pass, and so does work that settles with an open host or steers an open run.
     """
     for row in work.open_rows():
         parked = row.state is State.UNKNOWN and row.parked
-        if not parked and not _waits_for_host(work, row):
+        if not parked and not _waits_for_host(work, row) and not _waits_to_steer(work, row):
             return row
     return None
+
+
+def _waits_to_steer(work: Work, row: Row) -> bool:
+    """Whether `row` stands in the stream of an open run, not in the queue; once that has ended it is queued work."""
+    if row.steers is None or row.state not in (State.ADMITTED, State.READY):
+        return False
+    target = work.find(row.steers)
+    return target is not None and not target.settled
 
 
 def _waits_for_host(work: Work, row: Row) -> bool:
@@ -189,7 +218,15 @@ def _grant(work: Work, row: Row, *, recovering: bool) -> Grant:
         tail_sequence=work.tail_sequence,
         tail_digest=work.tail_digest,
         recovering=recovering,
+        joining=tuple(other for other in work.open_rows() if _joins(other, row) and other.state is State.JOINING)
+        if recovering
+        else (),
+        arrived=work.arrived,
     )
+
+
+def _joins(row: Row, host: Row) -> bool:
+    return row.host_id == host.submission_id
 
 
 def release(work: Work, command: Release) -> Moved:
@@ -216,20 +253,45 @@ def resume(work: Work, command: Resume) -> Moved:
 
 
 def claim_joining(work: Work, command: ClaimJoining) -> Joining:
-    """The contiguous ready prefix behind the host. Settled rows are no gap, an admitted row is (Specification 5)."""
+    """The steering addressed to the host, and the contiguous ready prefix behind it (Specification 5).
+
+    Two streams, each in its own order: a row that is not ready ends its stream. Settled rows are no gap; neither is
+    one that is about to settle by its abort, nor one that steers another open run.
+    """
     host = work.row(command.submission_id)
     work.require_fence(host.submission_id)
+    steering = prefix = True
+    more = False
     joining: list[Row] = []
+    left, room = command.limit, work.limits.record_bytes_max  # one answer carries all of their inputs
+
+    def take(row: Row) -> None:
+        nonlocal room
+        room -= len(row.input)
+        joining.append(work.move(row, Event.CLAIM_JOINING, host_id=host.submission_id))
+
     for row in list(work.open_rows()):
-        if row.queue_sequence <= host.queue_sequence:
+        if row.queue_sequence <= host.queue_sequence or row.abort is not None:
             continue
-        if row.state is State.READY and len(joining) < command.limit:
-            joining.append(work.move(row, Event.CLAIM_JOINING, host_id=host.submission_id))
-        elif row.state is State.JOINING and row.host_id == host.submission_id:
+        if row.state is State.JOINING and _joins(row, host):
             joining.append(row)
-        elif not (row.state is State.JOINED and row.host_id == host.submission_id):
-            break
-    return Joining(rows=tuple(joining))
+            left -= row.steers is None
+            room -= len(row.input)
+        elif _waits_to_steer(work, row):
+            if row.steers != host.submission_id or not steering:
+                continue
+            steering = row.state is State.READY and room > 0
+            more = more or not steering
+            if steering:
+                take(row)
+        elif prefix and not (row.state is State.JOINED and _joins(row, host)):
+            may_join = row.state is State.READY and row.agent == host.agent and row.not_before_ms <= work.now_ms
+            prefix = may_join and left > 0 and room > 0
+            more = more or (command.limit > 0 and (row.state is State.ADMITTED or (may_join and not prefix)))
+            if prefix:
+                left -= 1
+                take(row)
+    return Joining(rows=tuple(joining), more=more, abort=host.abort, arrived=work.arrived)
 
 
 def mark_joined(work: Work, command: MarkJoined) -> Moved:

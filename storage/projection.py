@@ -83,6 +83,15 @@ class RunView:
     waited_ms: int = 0
     """Time that the run spent waiting for people."""
     completed: RunCompleted | None = None
+    joined: list[InputRecorded] = field(default_factory=list[InputRecorded])
+    """Inputs of other submissions that entered this run while it was under way; they settle with it."""
+    unanswered: bool = False
+    """Whether one of them entered behind the last response: the run is not at its end."""
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether a complete turn is the last thing in it: the one safe seam for further input (Specification 8)."""
+        return self.last_turn is not None and not self.open_calls
 
     @property
     def last_turn(self) -> TurnView | None:
@@ -125,6 +134,7 @@ class ConversationView:
             case InputRecorded():
                 self.inputs[record.submission_id] = record
                 self.entries.append(record)
+                self._join(record)
             case RunStarted():
                 self.runs[record.run_id] = RunView(record.run_id, record.submission_id, record)
                 self.run_by_submission[record.submission_id] = record.run_id
@@ -168,6 +178,12 @@ class ConversationView:
         run_id = self.run_by_submission.get(submission_id)
         return self.runs.get(run_id) if run_id else None
 
+    def _join(self, record: InputRecorded) -> None:
+        host = self.runs.get(record.run_id) if record.run_id else None
+        if host is not None:
+            host.joined.append(record)
+            host.unanswered = True
+
     def _add_turn(self, record: ModelResponded) -> None:
         calls = [
             CallView(call, record.run_id, record.turn, position) for position, call in enumerate(record.tool_calls)
@@ -176,6 +192,7 @@ class ConversationView:
         run = self.runs[record.run_id]
         run.turns.append(turn)
         run.stalled = 0
+        run.unanswered = False
         self.entries.append(turn)
         for call in calls:
             self.calls[call.call.id] = call
@@ -274,7 +291,7 @@ def prompt_messages(view: ConversationView, run_id: str) -> list[dict[str, Any]]
     at_work: str | None = None  # whose run an input without one of its own was said to
     for entry in view.entries:
         if isinstance(entry, InputRecorded):
-            at_work = view.run_by_submission.get(entry.submission_id, at_work)
+            at_work = entry.run_id or view.run_by_submission.get(entry.submission_id, at_work)
             (own if at_work == run_id else others).append(user_message(entry))
             continue
         at_work = entry.response.run_id

@@ -123,6 +123,7 @@ def resident_from(
         tail_digest=tail.digest,
         epoch=tail.epoch,
         next_queue_sequence=queue_sequence_last + 1,
+        steering_sequence=max((row.queue_sequence for row in open_rows.values() if row.steers), default=0),
         owned_by=owner.submission_id if owner else None,
         rows=open_rows,
         traces={key: trace_of(found) for key, found in by_submission.items()},

@@ -59,6 +59,10 @@ class InputRecorded(Record, tag="input_recorded"):
     kind: InputKind = "user"
     principal: str = ""
     extra: dict[str, Any] = {}
+    run_id: str | None = None
+    """The run that this input entered while it was under way; None where the submission has a run of its own."""
+    steers: str | None = None
+    """The submission that this input was to steer, where that ended first: it has a run of its own then."""
 
 
 class RunStarted(Record, tag="run_started"):

@@ -56,6 +56,7 @@ SELECT
     abort_requested,
     detail ->> 'run_id' AS run_id,
     detail ->> 'host_id' AS host_id,
+    detail ->> 'steers' AS steers,
     detail ->> 'outcome' AS outcome,
     strftime(make_timestamp(admitted_at_ms * 1000), '%Y-%m-%dT%H:%M:%S.%gZ') AS admitted_at,
     strftime(make_timestamp(updated_at_ms * 1000), '%Y-%m-%dT%H:%M:%S.%gZ') AS updated_at,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from .commands import Fence
+from .commands import Arrived, Fence
 from .errors import Fenced, NotFound, StaleTail
 from .header import Batch, Changes, Checkpoint, Header, Trace
 from .ledger import MAY_HOLD, Event, Row, State, transition
@@ -34,6 +34,7 @@ class Work:
         self.tail_digest = header.tail_digest
         self.epoch = header.epoch
         self.next_queue_sequence = header.next_queue_sequence
+        self.steering_sequence = header.steering_sequence
         self.owned_by = header.owned_by
         self.checkpoint: Checkpoint | None = None
         self.batches: list[Batch] = []
@@ -81,6 +82,11 @@ class Work:
 
     def trace(self, submission_id: str) -> Trace:
         return self._traces.get(submission_id) or self.before.traces.get(submission_id) or _EMPTY
+
+    @property
+    def arrived(self) -> Arrived:
+        """What has been admitted, as an owner is told."""
+        return Arrived(queued=self.next_queue_sequence - 1, steering=self.steering_sequence)
 
     def owner(self) -> Row | None:
         """The row whose attempt holds the fence, whether or not its lease still runs."""
@@ -188,7 +194,7 @@ class Work:
 
     def header(self) -> Header:
         before = self.before
-        rows, traces = before.rows, before.traces
+        rows, traces, steering_sequence = before.rows, before.traces, self.steering_sequence
         if self._traces:
             traces = {**traces, **self._traces}
         if self._rows:
@@ -196,6 +202,8 @@ class Work:
             for submission_id, row in self._rows.items():
                 if row.settled:
                     rows.pop(submission_id)
+            if any(row.settled and row.steers for row in self._rows.values()):  # as a header that is read back has it
+                steering_sequence = max((row.queue_sequence for row in rows.values() if row.steers), default=0)
         return dataclasses.replace(
             before,
             materialized=self.materialized,
@@ -203,6 +211,7 @@ class Work:
             tail_digest=self.tail_digest,
             epoch=self.epoch,
             next_queue_sequence=self.next_queue_sequence,
+            steering_sequence=steering_sequence,
             owned_by=self.owned_by,
             rows=rows,
             closed={},

@@ -22,9 +22,10 @@ from ...storage.commands import (
     RequestAbort,
     Resume,
 )
-from ...storage.ledger import Abort, State
+from ...storage.errors import StoreCorrupt
+from ...storage.ledger import Abort, Row, State
 from ...storage.records import ErrorFact, decode_records
-from . import approvals, calls, facts, model_turn, turn
+from . import approvals, calls, facts, joining, model_turn, turn
 from .claimed import Claimed, Interrupted
 
 _log = logging.getLogger("laneway.lane")
@@ -55,8 +56,11 @@ class Attempt:
         self._start_run()
         self._mark_applied()
 
-    def recover(self, decision: Decision) -> None:
-        """An earlier owner was lost: put the decision on record and go on under this epoch (DUR-013)."""
+    def recover(self, decision: Decision, left_joining: tuple[Row, ...] = ()) -> None:
+        """An earlier owner was lost: put the decision on record and go on under this epoch (DUR-013).
+
+        `left_joining` are the rows that it claimed for this run and did not mark as joined.
+        """
         claimed, run = self._claimed, self._claimed.run
         claimed.services.counts[f"recovered:{decision.name}"] += 1
         if claimed.row.state is State.RECOVERY:
@@ -64,10 +68,11 @@ class Attempt:
             claimed.change(state=State.RUNNING)
         claimed.outbox.record(facts.recovery_decided(claimed.row, claimed.outbox.epoch, decision))
         last = run.last_turn if run else None
-        if decision.name == "resume_turn" and run is not None and (last is None or last.calls):
+        if decision.name == "resume_turn" and run is not None and (last is None or last.calls or run.unanswered):
             claimed.outbox.record(
                 facts.model_interrupted(run.run_id, len(run.turns) + 1, self.attempt_id, 0, "its owner was lost")
             )
+        joining.repair(claimed, left_joining)
         if run is not None and run.stalled > 1:
             self._pause_s = backoff_s(run.stalled - 1, claimed.services.chance)
         _log.info("%s: recovering %s: %s", claimed.row.conversation_id, self.submission_id, decision.name)
@@ -108,11 +113,13 @@ class Attempt:
         Raises: Fenced and what else the store refuses with; the attempt is then over.
         """
         claimed = self._claimed
-        if claimed.registered is None:
+        if claimed.registered is None and claimed.row.state is not State.JOINED:
             return await self._release_without_agent()
         while True:
             await claimed.carry_out_abort(claimed.outbox.abort_seen)
-            action = turn.next_action(claimed.row, claimed.view, claimed.agent.turns_max)
+            turns_max = claimed.registered.turns_max if claimed.registered else 0
+            waiting = claimed.input_waits and self._no_more() is None
+            action = turn.next_action(claimed.row, claimed.view, turns_max, waiting=waiting)
             if isinstance(action, turn.CallModel | turn.RunCalls):
                 over = self._no_more()
                 if over is not None:
@@ -127,6 +134,8 @@ class Attempt:
                     self._start_run()
                 case turn.MarkApplied():
                     self._mark_applied()
+                case turn.Join():
+                    await joining.join(claimed)
                 case turn.CallModel(number):
                     self.over = not await model_turn.call_model(claimed, number)
                 case turn.RunCalls(open_calls):
@@ -148,13 +157,19 @@ class Attempt:
                 case turn.Complete(outcome, output, error):
                     self.over = True
                     claimed.outbox.record(facts.run_completed(claimed.run_id, outcome, output, error))
-                case turn.Settle() | turn.AppendReserved() | turn.Finalize():
+                case turn.WaitForHost():
+                    raise StoreCorrupt(
+                        f"{self.submission_id} joined {claimed.row.host_id}, whose settlement is not in the log",
+                        conversation_id=claimed.row.conversation_id,
+                        submission_id=self.submission_id,
+                    )
+                case turn.Settle() | turn.SettleWithHost() | turn.AppendReserved() | turn.Finalize():
                     return await self._settle(action, next_claim())
 
     async def _settle(
-        self, action: turn.Settle | turn.AppendReserved | turn.Finalize, next_claim: Claim | None
+        self, action: turn.Settle | turn.SettleWithHost | turn.AppendReserved | turn.Finalize, next_claim: Claim | None
     ) -> Grant | NotClaimed | None:
-        """Reserve, append, finalize; each step is idempotent (DUR-011)."""
+        """Reserve, append, finalize; each step is idempotent (DUR-011). What joined settles in the same unit."""
         claimed = self._claimed
         self.over = True
         match action:
@@ -163,16 +178,21 @@ class Attempt:
                 record, reserve = facts.settlement(self.submission_id, run_id, outcome, output, error)
                 claimed.outbox.command(reserve)
                 claimed.outbox.record(record)
+            case turn.SettleWithHost(host):
+                joining.settle_likewise(claimed, self.submission_id, host)
             case turn.AppendReserved():
                 assert claimed.row.reservation is not None
                 claimed.outbox.record(*decode_records(claimed.row.reservation.body, where="the reservation"))
             case turn.Finalize():
                 pass
+        await joining.settle_joined(claimed, claimed.view.settlements[self.submission_id])
         claimed.outbox.command(Finalize(submission_id=self.submission_id))
+        joining.finalize_joined(claimed)
         if next_claim is not None:
             claimed.outbox.command(next_claim)
         await claimed.outbox.flush()
-        claimed.services.settled(self.submission_id)
+        for submission_id in (self.submission_id, *joining.joined_ids(claimed)):
+            claimed.services.settled(submission_id)
         return claimed.outbox.next_claim
 
     async def _release_without_agent(self) -> None:

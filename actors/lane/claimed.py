@@ -15,6 +15,7 @@ from ...agents.tools import ToolContext
 from ...storage.ledger import Abort, Row
 from ...storage.projection import CallView, ConversationView, RunView
 from . import facts
+from .arrivals import Arrivals
 from .feed import Feed
 from .outbox import Outbox
 from .services import LaneServices
@@ -39,6 +40,9 @@ class Claimed:
     view: ConversationView
     services: LaneServices
     feed: Feed
+    arrivals: Arrivals
+    looked_after_turn: int = 0
+    """The boundary at which this run last claimed what waits: it looks once a boundary."""
     deadline_passed: bool = False
     _effects: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
@@ -58,6 +62,14 @@ class Claimed:
     def agent(self) -> Agent:
         assert self.registered is not None  # without one nothing is driven
         return self.registered
+
+    @property
+    def input_waits(self) -> bool:
+        """Whether input may wait at this boundary that the run has not looked for."""
+        run = self.run
+        if run is None or self.looked_after_turn == len(run.turns):
+            return False
+        return self.arrivals.may_wait(join=self.agent.join)
 
     def change(self, **fields: Any) -> None:
         """The row after a command that is on its way to the ledger."""

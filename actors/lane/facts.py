@@ -102,6 +102,7 @@ def input_records(row: Row, view: ConversationView) -> tuple[AnyRecord, ...]:
         content=payload["content"],
         principal=row.principal,
         extra=payload.get("extra", {}),
+        steers=row.steers,
     )
     if view.tail_sequence > 0:
         return (applied,)

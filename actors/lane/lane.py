@@ -13,6 +13,7 @@ from ...storage.commands import (
     AbortAnswer,
     Admitted,
     Append,
+    Arrived,
     Claim,
     DecideApproval,
     Finalize,
@@ -31,6 +32,7 @@ from ...storage.ledger import EXPIRY, Receipt, Row, State
 from ...storage.projection import ConversationView
 from ...storage.records import AnyRecord, decode_records, encode_records
 from . import facts
+from .arrivals import Arrivals
 from .attempt import Attempt
 from .claimed import Claimed
 from .feed import Feed
@@ -60,6 +62,7 @@ class Lane:
         self._attempt: Attempt | None = None
         self._last_attempt_id: str | None = None
         self._last_queue_sequence = 0
+        self._arrivals = Arrivals()
         self._admitting = asyncio.Lock()  # one submission at a time may claim, and they are admitted in their order
         self._on_their_way = 0  # submissions that only join the queue: their commits may travel together
         self._woken = False
@@ -100,6 +103,20 @@ class Lane:
         self.wake()
         return receipt
 
+    async def steer(self, admission: Admission) -> Receipt:
+        """Admit durably into the stream of the run that is active now, wherever that is driven.
+
+        Raises: Refused with code "nothing_to_steer".
+        """
+        self.used_at = self._services.monotonic()
+        self._on_their_way += 1
+        try:
+            receipt = await self._admit(admission)
+        finally:
+            self._on_their_way -= 1
+        self.wake()
+        return receipt
+
     async def _admit_and_claim(self, admission: Admission) -> Receipt | None:
         """Admission and claim in one commit; None when the lane has, or is about to have, other work."""
         at_work = self._task is not None or self._on_their_way
@@ -122,7 +139,9 @@ class Lane:
         for command in commands[len(together) :]:  # by the receipt's id: the key may have been admitted before
             step = msgspec.structs.replace(command, submission_id=admitted.receipt.submission_id)
             await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(step,)))
-        self._last_queue_sequence = max(self._last_queue_sequence, admitted.receipt.queue_sequence)
+        sequence = admitted.receipt.queue_sequence
+        self._last_queue_sequence = max(self._last_queue_sequence, sequence)
+        self._arrivals.learn(Arrived(queued=sequence, steering=sequence if admission.steering else 0))
         return admitted.receipt
 
     @property
@@ -161,7 +180,8 @@ class Lane:
     async def abort(self, submission_id: str, abort_id: str, author: str, reason: str) -> AbortAnswer:
         """DUR-012: the intent is durable first; queued work settles at once, active work is then interrupted.
 
-        Raises: Refused with code "already_settled"; NotFound.
+        Raises: Refused with code "already_settled", or "joined" where its input stands in another submission's run and
+        it settles with that; NotFound.
         """
         self.used_at = self._services.monotonic()
         attempt = self._attempt
@@ -176,10 +196,12 @@ class Lane:
                     self.wake()
                 return answer
         request = RequestAbort(submission_id=submission_id, abort_id=abort_id, author=author, reason=reason)
-        accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(request,)))
-        answer = accepted.results[0]
-        assert isinstance(answer, AbortAnswer)
-        await self._settle_aborted(submission_id)
+        async with self._arrivals.claiming:
+            unit = Unit(conversation_id=self.conversation_id, commands=(request,))
+            accepted = await self._services.store.commit(unit)
+            answer = accepted.results[0]
+            assert isinstance(answer, AbortAnswer)
+            await self._settle_aborted(submission_id)
         self.wake()
         return answer
 
@@ -341,15 +363,17 @@ class Lane:
         assert self._view is not None
         self._last_attempt_id = grant.attempt_id
         outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, self._view)
+        self._arrivals.learn(grant.arrived)
         attempt = Attempt(self._claimed(grant.row, grant.attempt_id, outbox, self._view))
         self._last_queue_sequence = max(self._last_queue_sequence, grant.row.queue_sequence)
         if grant.recovering:
-            attempt.recover(classify(Evidence(grant.row, None, self._view)))
+            attempt.recover(classify(Evidence(grant.row, None, self._view)), grant.joining)
         return attempt
 
     def _claimed(self, row: Row, attempt_id: str, outbox: Outbox, view: ConversationView) -> Claimed:
         agent = self._services.registry.get(row.agent)
-        return Claimed(row, attempt_id, agent, outbox, view, self._services, self.feed)
+        self._arrivals.begin(row.queue_sequence)
+        return Claimed(row, attempt_id, agent, outbox, view, self._services, self.feed, self._arrivals)
 
     def _next_claim(self) -> Claim | None:
         """The claim that travels with the end of what runs: none where the lane is to come to its end, too."""
@@ -376,6 +400,7 @@ class Lane:
             published=self._published,
             stepwise=self._services.settings.stepwise,
             limits=self._services.settings.limits,
+            arrivals=self._arrivals,
             failpoints=self._services.failpoints,
         )
 

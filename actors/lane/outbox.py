@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,7 +19,9 @@ from ...storage.commands import (
     Fence,
     Finalize,
     Grant,
+    Joining,
     MarkInputApplied,
+    MarkJoined,
     Moved,
     NotClaimed,
     Release,
@@ -33,8 +36,9 @@ from ...storage.failpoints import Failpoints, Point
 from ...storage.ids import new_id
 from ...storage.ledger import Abort, Receipt, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, decode_records, encode_records
+from ...storage.records import AnyRecord, InputRecorded, decode_records, encode_records
 from ...storage.values import Limits
+from .arrivals import Arrivals
 
 Published = Callable[[int, tuple[AnyRecord, ...]], None]
 """Told of committed records: the first one's sequence, and the records."""
@@ -43,6 +47,10 @@ _POINT_AFTER: dict[str, Point] = {
     "admit": Point.AFTER_ADMISSION,
     "claim": Point.AFTER_CLAIM,
     "input_recorded": Point.AFTER_INPUT_APPENDED,
+    "claim_joining": Point.AFTER_JOIN_CLAIMED,
+    "input_joined": Point.AFTER_JOIN_INPUT_APPENDED,
+    "mark_joined": Point.AFTER_JOINED,
+    "revert_joining": Point.AFTER_JOIN_REVERTED,
     "run_started": Point.AFTER_RUN_STARTED,
     "model_responded": Point.AFTER_MODEL_RESPONDED,
     "approval_requested": Point.AFTER_APPROVAL_REQUESTED,
@@ -86,6 +94,7 @@ class Outbox:
         published: Published,
         stepwise: bool,
         limits: Limits,
+        arrivals: Arrivals,
         failpoints: Failpoints,
     ) -> None:
         self._conversation_id = conversation_id
@@ -98,6 +107,7 @@ class Outbox:
         self._published = published
         self._stepwise = stepwise
         self._limits = limits
+        self._arrivals = arrivals
         self._failpoints = failpoints
         self._failure: LanewayError | None = None
         self._tail = view.tail_sequence
@@ -109,6 +119,7 @@ class Outbox:
         self.abort_seen: Abort | None = None
         self.next_claim: Grant | NotClaimed | None = None
         self.suspended = False
+        self.joining: Joining | None = None
 
     @property
     def epoch(self) -> int:
@@ -161,7 +172,7 @@ class Outbox:
         records: list[AnyRecord] = []
         names: list[str] = []
         for step in steps:
-            names.append(str(type(step).__struct_config__.tag))
+            names.append(_name_of(step))
             if isinstance(step, Command):
                 (after if _follows_records(step, records) else before).append(step)
             else:
@@ -169,12 +180,12 @@ class Outbox:
         batches = self._batches(tuple(records))
         appends = [
             Append(
-                submission_id=self._submission_id,
+                submission_id=self._subject(batch[0]),
                 batch_id=new_id("bat"),
                 producer_id=self._producer_id,
                 body=body,
             )
-            for _, body in batches
+            for batch, body in batches
         ]
         accepted = await self._send((*before, *appends, *after))
         published = iter(batch for batch, _ in batches)
@@ -184,25 +195,38 @@ class Outbox:
             if name in _POINT_AFTER:
                 self._failpoints.hit(_POINT_AFTER[name])
 
+    def _subject(self, record: AnyRecord) -> str:
+        """The submission that a record is a fact of: this one, or one that joined its run."""
+        return getattr(record, "submission_id", self._submission_id)
+
     def _batches(self, records: tuple[AnyRecord, ...]) -> list[tuple[tuple[AnyRecord, ...], str]]:
-        """One batch where the limits allow it; else one a record, still in the same unit."""
-        if not records:
-            return []
-        body = encode_records(records).decode()
-        if len(records) <= self._limits.batch_records_max and len(body.encode()) <= self._limits.record_bytes_max:
-            return [(records, body)]
-        return [((record,), encode_records((record,)).decode()) for record in records]
+        """One batch a submission where the limits allow it; else one a record, still in the same unit."""
+        batches: list[tuple[tuple[AnyRecord, ...], str]] = []
+        for _, group in itertools.groupby(records, self._subject):
+            batch = tuple(group)
+            body = encode_records(batch).decode()
+            if len(batch) <= self._limits.batch_records_max and len(body.encode()) <= self._limits.record_bytes_max:
+                batches.append((batch, body))
+            else:
+                batches.extend(((record,), encode_records((record,)).decode()) for record in batch)
+        return batches
 
     def _take(self, result: Result, batch: tuple[AnyRecord, ...]) -> None:
         match result:
             case Grant() if result.token == self._token:
                 self._epoch = result.epoch
+                self._arrivals.learn(result.arrived)
             case Grant() | NotClaimed():
                 self.next_claim = result
             case Appended():
                 self._tail = result.last_sequence
-                self.abort_seen = self.abort_seen or result.abort
+                if not batch or self._subject(batch[0]) == self._submission_id:
+                    self.abort_seen = self.abort_seen or result.abort
+                self._arrivals.learn(result.arrived)
                 self._published(result.first_sequence, batch)
+            case Joining():
+                self.joining = result
+                self.abort_seen = self.abort_seen or result.abort
             case Admitted():
                 self.receipt = result.receipt
             case AbortAnswer():
@@ -241,4 +265,13 @@ def _follows_records(command: AnyCommand, records: list[AnyRecord]) -> bool:
         return True
     if isinstance(command, ReserveSettlement | Resume):
         return False
+    if isinstance(command, MarkJoined):  # a repair goes ahead, since the settlement may be reserved in the same unit
+        return any(isinstance(item, InputRecorded) and item.submission_id == command.submission_id for item in records)
     return bool(records) or (isinstance(command, Claim) and not command.submission_id)
+
+
+def _name_of(step: AnyCommand | AnyRecord) -> str:
+    """What a failpoint is found by: the stored name, and a name of its own for input that enters another's run."""
+    if isinstance(step, InputRecorded) and step.run_id is not None:
+        return "input_joined"
+    return str(type(step).__struct_config__.tag)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...recovery.classify import is_decided, is_uncertain
-from ...storage.ledger import Row
+from ...storage.ledger import Row, State
 from ...storage.projection import CallView, ConversationView
-from ...storage.records import ErrorFact, Outcome
+from ...storage.records import ErrorFact, Outcome, SubmissionSettled
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,23 @@ class RunCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Others wait that this run may serve: claim them and bring their inputs into the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleWithHost:
+    """The run that this submission joined ended without it: settle likewise, under that run's id."""
+
+    host: SubmissionSettled
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForHost:
+    """The run that this submission joined is open and settles it: there is nothing to do here."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallModel:
     """Ask the model for turn `turn`, from 1."""
 
@@ -125,18 +142,28 @@ Action = (
     | ApplyDecisions
     | AwaitApproval
     | RunCalls
+    | Join
+    | SettleWithHost
+    | WaitForHost
     | CallModel
 )
 
 
-def next_action(row: Row, view: ConversationView, turns_max: int) -> Action:
-    """The one thing that the owner of `row` does next; first match wins, as in the classifier."""
+def next_action(row: Row, view: ConversationView, turns_max: int, *, waiting: bool = False) -> Action:
+    """The one thing that the owner of `row` does next; first match wins, as in the classifier.
+
+    `waiting` says that input may wait that this run could take in. It enters behind a complete turn and before the next
+    model call, and only while a model call is left to serve it (Specification 5, 8).
+    """
     submission_id = row.submission_id
     run = view.run_of(submission_id)
     if submission_id in view.settlements:
         return Finalize()
     if row.reservation is not None:
         return AppendReserved()
+    if row.state in (State.JOINING, State.JOINED):
+        host = view.settlements.get(row.host_id) if row.host_id else None
+        return SettleWithHost(host) if host is not None else WaitForHost()
     if run is not None and run.completed is not None:
         return Settle(run.completed.outcome, run.completed.output, run.completed.error)
     if row.abort is not None:
@@ -150,8 +177,10 @@ def next_action(row: Row, view: ConversationView, turns_max: int) -> Action:
     open_calls = run.open_calls
     if open_calls:
         return _calls(row, open_calls)
+    if waiting and run.at_boundary and len(run.turns) < turns_max:
+        return Join()
     last = run.last_turn
-    if last is not None and not last.calls:
+    if last is not None and not last.calls and not run.unanswered:
         return Complete("completed", output=last.response.content)
     if len(run.turns) >= turns_max:
         error = ErrorFact(code="turn_limit", message=f"the run reached its limit of {turns_max} model turns")

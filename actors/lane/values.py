@@ -22,6 +22,8 @@ class Admission:
     agent: str
     input: str
     input_digest: str
+    steering: bool = False
+    """For the run that is active now; `agent` is empty then."""
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,7 @@ def admission_commands(admission: Admission) -> tuple[Admit | Materialize | Mark
             agent=admission.agent,
             input=admission.input,
             input_digest=admission.input_digest,
+            steering=admission.steering,
         ),
         Materialize(submission_id=admission.submission_id),
         MarkReady(submission_id=admission.submission_id),

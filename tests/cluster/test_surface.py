@@ -72,6 +72,28 @@ def test_a_lost_reply_is_asked_again(runtime: laneway.Runtime, name: str) -> Non
     assert conversation.submit("good bye", idempotency_key="m1", principal="bob").queue_sequence == 2
 
 
+@pytest.mark.requirement("DUR-004", "DUR-016")
+def test_a_run_is_steered(runtime: laneway.Runtime, name: str) -> None:
+    """It enters the log behind the turn that is under way, ahead of the queue, and settles with the run."""
+    conversation = runtime.conversation(name)
+    with pytest.raises(laneway.Refused) as caught:
+        conversation.steer("too early")
+    assert caught.value.code == "nothing_to_steer"
+    gate = cluster_agents.folder() / f"gate-steer-{os.getpid()}"
+    gate.touch()
+    item = gate.name.removeprefix("gate-")
+    head = conversation.submit(f"look {item}")
+    until(lambda: any(record["type"] == "tool_call_prepared" for record in conversation.log()))
+    queued = conversation.submit("later")
+    steering = conversation.steer("no, this one")
+    gate.unlink()
+    found = [receipt.result(timeout=30) for receipt in (head, steering, queued)]
+    assert [item.text for item in found] == ["you said no, this one", "you said no, this one", "you said later"]
+    assert found[0].run_id == found[1].run_id != found[2].run_id
+    inputs = [record for record in conversation.log() if record["type"] == "input_recorded"]
+    assert [record.get("kind", "user") for record in inputs] == ["user", "steering", "user"]
+
+
 @pytest.mark.requirement("DUR-004", "DUR-005")
 def test_order_is_the_order_of_admission(runtime: laneway.Runtime, name: str) -> None:
     conversation = runtime.conversation(name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -48,6 +49,7 @@ KINDS = (
     "admit",
     "ready",
     "ready",
+    "steer",
     "claim",
     "claim",
     "claim",
@@ -121,6 +123,10 @@ class World:
                 return (admission(name, digest=str(variant // 3)),)
             case "ready":
                 return (admission(name), Materialize(submission_id=name), MarkReady(submission_id=name))
+            case "steer":
+                steering = msgspec.structs.replace(admission(name), agent="", steering=True)
+                more = (Materialize(submission_id=name), MarkReady(submission_id=name))
+                return (steering, *more[: variant % 3])
             case "claim":
                 attempt = f"att_{self.number}"
                 return (
@@ -139,7 +145,7 @@ class World:
             case "note":
                 return (append_of(name, *(note(f"{name}/{self.number}/{part}") for part in range(variant + 1))),)
             case "join":
-                return (ClaimJoining(submission_id=name, limit=variant + 1),)
+                return (ClaimJoining(submission_id=name, limit=variant),)
             case "mark_joined":
                 sequence = row.queue_sequence if row else 1
                 return (append_of(name, input_record(name, sequence)), MarkJoined(submission_id=name))

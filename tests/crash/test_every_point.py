@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from approval_acts import asking, decide, suspended
+from joining_world import Hosted
 from lane_world import Crash, Script, World, agent_of, call, calls
 
 from laneway import Agent, Tool
@@ -148,9 +149,26 @@ async def test_every_failpoint_is_reached_or_pinned(tmp_path: Path) -> None:
     stepwise = await passed(tmp_path / "stepwise", "memory", stepwise=True)
     fused = await passed(tmp_path / "fused", "duckdb", stepwise=False)
     approved = await approving(tmp_path / "approved", stepwise=True)
-    reached = set(stepwise) | set(fused) | set(approved)
+    joining = await passed_in_a_join(tmp_path / "joining")
+    reached = set(stepwise) | set(fused) | set(approved) | joining
     assert reached.isdisjoint(NOT_REACHED)
     assert reached | set(NOT_REACHED) == set(Point)
+
+
+async def passed_in_a_join(folder: Path) -> set[Point]:
+    """What a run passes that takes others in, is lost in the middle of that, and is recovered."""
+    world = World("memory", folder)
+    hosted = Hosted(world, stepwise=True)
+    first, gate = await hosted.begin()
+    world.failpoints.plan({Point.AFTER_JOIN_CLAIMED: 1})
+    gate.open()
+    await first.crashed()
+    await world.kill(first)
+    second = await hosted.process()
+    await second.recover()
+    await hosted.check(second)
+    await world.close()
+    return set(world.failpoints.hits)
 
 
 def test_failpoints_stop_at_the_planned_hit_alone() -> None:

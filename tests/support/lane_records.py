@@ -63,6 +63,20 @@ def said(submission_id: str = SUBMISSION, sequence: int = 1, content: Any = "hel
     )
 
 
+def joined(
+    submission_id: str, sequence: int, host: str = SUBMISSION, kind: Any = "follow_up", content: Any = "and this?"
+) -> InputRecorded:
+    """An input that entered its host's run."""
+    return InputRecorded(
+        id=input_record_id(submission_id),
+        submission_id=submission_id,
+        queue_sequence=sequence,
+        content=content,
+        kind=kind,
+        run_id=facts.run_id_of(host),
+    )
+
+
 def began(submission_id: str = SUBMISSION) -> RunStarted:
     return RunStarted(
         id=record_id("run_started", submission_id),

@@ -199,6 +199,15 @@ class Process:
         async with asyncio.timeout(SECONDS):
             await self._crashed.wait()
 
+    async def crashed_or_at_rest(self, conversation: str = "c") -> bool:
+        """Wait for what comes first; True when it is the crash."""
+        tasks = [asyncio.ensure_future(self.crashed()), asyncio.ensure_future(self.at_rest(conversation))]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return self._crashed.is_set() or self.failpoints.dead
+
     async def kill(self) -> None:
         self.link.cut = True
         self.host._closed.set()  # a dead process has no lease thread, and tells nobody
@@ -218,6 +227,20 @@ class Process:
             limits=DEFAULT_LIMITS,
         )
         return await self.host.submit(conversation, admission)
+
+    async def steer(
+        self, content: Any, *, conversation: str = "c", key: str | None = None, principal: str = "alice"
+    ) -> Receipt:
+        admission = check_admission(
+            agent="",
+            content=content,
+            idempotency_key=key,
+            principal=principal,
+            extra=None,
+            limits=DEFAULT_LIMITS,
+            steering=True,
+        )
+        return await self.host.steer(conversation, admission)
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> Begun:
         """Start what the process may not live to answer."""
@@ -446,3 +469,31 @@ class Gate:
     def open(self) -> None:
         self._open.set()
         self._thread_open.set()
+
+
+class Told:
+    """A model that is told, call by call, what to answer; each call can be held at its gate."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.gates = [Gate() for _ in answers]
+        self.prompts: list[list[tuple[str, Any]]] = []
+
+    def let(self, *numbers: int) -> None:
+        for number in numbers:
+            self.gates[number].open()
+
+    def model(self) -> FunctionModel:
+        async def respond(request: Any, emit: Any) -> Any:
+            number = len(self.prompts)
+            self.prompts.append([(message["role"], message["content"]) for message in request.messages])
+            await self.gates[number].wait()
+            answer = self.answers[number]
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        return FunctionModel(respond, name="told")
+
+    def agent(self, *tools: Tool, **more: Any) -> Agent:
+        return Agent(**{"name": "support", "model": self.model(), "tools": tools, **more})

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from laneway.storage.commands import (
     Accepted,
     Admit,
@@ -177,6 +179,14 @@ def admit_ready(submission_id: str, key: str | None = None, **more: Any) -> tupl
         Materialize(submission_id=submission_id),
         MarkReady(submission_id=submission_id),
     )
+
+
+def steering(submission_id: str, key: str | None = None, *, ready: bool = True, **more: Any) -> tuple[AnyCommand, ...]:
+    """An input for the run that is active."""
+    admitted = msgspec.structs.replace(admission(submission_id, key, **more), agent="", steering=True)
+    if not ready:
+        return (admitted,)
+    return (admitted, Materialize(submission_id=submission_id), MarkReady(submission_id=submission_id))
 
 
 def append_of(submission_id: str, *records: AnyRecord, batch_id: str | None = None) -> Append:

@@ -14,6 +14,7 @@ from ray import cloudpickle
 from laneway.agents import Agent, FunctionModel, PydanticAIModel, Registry, ScriptedModel, Tool, load_agents, tool
 from laneway.agents.registry import load_authorize
 from laneway.storage.errors import InvalidInput
+from laneway.storage.values import digest_of, encode
 
 MODEL = ScriptedModel(["hello"])
 
@@ -96,10 +97,30 @@ def test_digest_covers_everything() -> None:
         {"model_timeout_s": 1},
         {"run_timeout_s": 1},
         {"model_attempts_max": 1},
+        {"join": True},
     ]
     digests = {Agent(**base).digest, *(Agent(**{**base, **change}).digest for change in changes)}
     assert len(digests) == len(changes) + 1
     assert Agent(**base).digest == Agent(**base).digest
+
+
+def test_an_agent_that_does_not_join_keeps_the_digest_that_was_recorded() -> None:
+    """A setting that came later is part of the digest only where it is used."""
+    agent = Agent(name="a", model=MODEL)
+    before = {
+        "name": "a",
+        "model": MODEL.identity(),
+        "tools": [],
+        "instructions": "",
+        "on_unknown": "hold",
+        "turns_max": 50,
+        "model_timeout_s": 120.0,
+        "run_timeout_s": None,
+        "model_attempts_max": 3,
+    }
+    assert agent.digest == digest_of(encode(before))
+    with pytest.raises(InvalidInput, match="join must be True or False"):
+        Agent(name="a", model=MODEL, join=1)  # pyright: ignore[reportArgumentType]
 
 
 def test_travels() -> None:
@@ -215,6 +236,7 @@ def test_registry() -> None:
 
 MODULE = """
 from laneway.agents import Agent, ScriptedModel
+from laneway.storage.values import digest_of, encode
 
 one = Agent(name="one", model=ScriptedModel(["1"]))
 two = Agent(name="two", model=ScriptedModel(["2"]))

@@ -12,6 +12,7 @@ from lane_records import (
     began,
     call_id,
     ended,
+    joined,
     prepared,
     resolved,
     responded,
@@ -19,7 +20,7 @@ from lane_records import (
     said,
     unknown,
 )
-from store_builders import Clock, Conversation, append_of, reserve, settlement
+from store_builders import Clock, Conversation, append_of, reserve, settlement, steering
 
 from laneway.actors.lane import turn
 from laneway.recovery.classify import Evidence, classify, evidence_of
@@ -39,7 +40,7 @@ from laneway.storage.commands import (
     RevertJoining,
 )
 from laneway.storage.errors import IllegalTransition, InvalidInput
-from laneway.storage.ledger import TERMINAL, Row
+from laneway.storage.ledger import TERMINAL, Row, State
 from laneway.storage.memory_store import MemoryStore
 from laneway.storage.projection import ConversationView, chat_messages
 from laneway.storage.records import AnyRecord
@@ -47,8 +48,9 @@ from laneway.storage.records import AnyRecord
 MOVES = (
     *("submit", "claim", "lose", "resume", "input", "start", "mark", "answer", "ask", "prepare", "return", "unknown"),
     *("mark_unknown", "resolve", "abort", "abort_record", "end", "reserve", "settle", "finalize", "release"),
-    *("join", "joined_input", "mark_joined", "revert"),
+    *("join", "joined_input", "mark_joined", "revert", "steer"),
 )
+JOINING = (State.JOINING, State.JOINED)
 step = st.tuples(st.sampled_from(MOVES), st.integers(0, 5))
 
 
@@ -72,6 +74,10 @@ class Driver:
         if name == "submit":
             if len(rows) < 3:
                 self.conversation.submit(f"sub_{len(rows)}")
+            return
+        if name == "steer":
+            if len(rows) < 4:
+                self.conversation.answer(*steering(f"sub_{len(rows)}"))
             return
         if name == "lose":
             self.store.retire_owner("o1")
@@ -145,17 +151,13 @@ class Driver:
             case "release":
                 return (Release(**more),)
             case "join":
-                return (ClaimJoining(**more),)
+                return (ClaimJoining(**more, limit=number),)
             case "joined_input":
                 joining = next((other for other in rows if other.host_id == subject), None)
-                return (
-                    ()
-                    if joining is None
-                    else (
-                        append_of(joining.submission_id, said(joining.submission_id, joining.queue_sequence)),
-                        MarkJoined(submission_id=joining.submission_id),
-                    )
-                )
+                if joining is None:
+                    return ()
+                name, record = joining.submission_id, joined(joining.submission_id, joining.queue_sequence, subject)
+                return (append_of(name, record), MarkJoined(submission_id=name))
             case "mark_joined":
                 return (MarkJoined(**more),)
             case "revert":
@@ -173,7 +175,10 @@ class Driver:
             whole = classify(Evidence(row, self.store.snapshot(row.submission_id).host, view))
             assert whole == decision  # a submission's own batches tell as much as the whole log
             if row.state not in TERMINAL:
-                assert turn.next_action(row, view, turns_max=3) is not None
+                for waiting in (False, True):
+                    action = turn.next_action(row, view, turns_max=3, waiting=waiting)
+                    assert isinstance(action, turn.Action)
+                    assert not isinstance(action, turn.Join) or (waiting and row.state not in JOINING)
         _, problems = check_conversation(self.rows(), self.conversation.batches(), require_settled=False)
         # Whatever is asked of it, the store keeps a sound log: the rules of the log and of settlement hold.
         assert [problem for problem in problems if problem.check in "abc"] == []
@@ -198,7 +203,8 @@ def test_every_reachable_snapshot_is_decided(steps: list[tuple[str, int]]) -> No
         assert prompt_fault(chat_messages(view)) is None
         for row in driver.rows():
             classify(Evidence(row, None, view))
-            turn.next_action(row, view, turns_max=3)
+            for waiting in (False, True):
+                turn.next_action(row, view, turns_max=3, waiting=waiting)
 
 
 def test_the_driver_reaches_far() -> None:

@@ -35,6 +35,7 @@ COMMANDS = (
     "down",
     "ps",
     "submit",
+    "steer",
     "log",
     "watch",
     "abort",

@@ -1,4 +1,4 @@
-"""submit, log, watch and abort on a runtime of the command's own, and on a store whose runtime is down."""
+"""submit, steer, log, watch and abort on a runtime of the command's own, and on a store whose runtime is down."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cli_runs import json_of, refused
 from cli_runs import laneway as run
+
+from laneway.cluster.cli_records import record_line
 
 LOCAL = ("--local", "--agents", "cli_agents:agents", "--store", "s.duckdb")
 
@@ -61,6 +63,36 @@ def test_no_wait_ends_at_the_receipt_and_the_work_goes_on_later() -> None:
     assert settled["receipt"]["queue_sequence"] == 2
     rows = json_of("ps", "--store", "s.duckdb")["submissions"]
     assert [row["state"] for row in rows] == ["completed", "completed"]
+
+
+def test_steer_reaches_the_run_that_is_under_way() -> None:
+    """No agent is named: it is the run's. What is not waited for ends at the receipt."""
+    held = json_of("submit", "c", "hello", "--agent", "never", "--no-wait", *LOCAL)
+    found = json_of("steer", "c", "left", "--key", "k", "--no-wait", *LOCAL)
+    assert (found["receipt"]["queue_sequence"], found["settlement"]) == (2, None)
+    again = json_of("steer", "c", "left", "--key", "k", "--no-wait", *LOCAL)
+    assert again["receipt"] == {**found["receipt"], "replayed": True}
+    late = run("steer", "c", "-", "--timeout", "0", *LOCAL, input="right\n")
+    assert (late.exit_code, "is still open after 0 s" in late.stderr) == (1, True)
+    assert late.stdout.startswith("accepted: sub_")
+    rows = json_of("ps", "--store", "s.duckdb")["submissions"]
+    assert [row["steers"] for row in rows] == [None, *[held["receipt"]["submission_id"]] * 2]
+    assert [row["agent"] for row in rows] == ["never"] * 3
+
+
+def test_steer_is_refused_where_nothing_runs() -> None:
+    assert refused("steer", "c", "left", *LOCAL, code=1)["code"] == "nothing_to_steer"
+    json_of("submit", "c", "hello", "--agent", "echo", *LOCAL)
+    assert refused("steer", "c", "left", *LOCAL, code=1)["code"] == "nothing_to_steer"
+    assert refused("steer", "c", "", *LOCAL)["details"]["field"] == "input"
+
+
+def test_a_line_of_the_log_says_how_an_input_came_in() -> None:
+    record = {"type": "input_recorded", "queue_sequence": 2, "content": "left"}
+    assert record_line(5, record).endswith("#2 left")
+    assert record_line(5, {**record, "kind": "steering"}).endswith("#2 steering left")
+    assert record_line(5, {**record, "kind": "follow_up"}).endswith("#2 follow_up left")
+    assert record_line(5, {**record, "steers": "sub_1"}).endswith("#2 (its run had ended: sub_1) left")
 
 
 def test_the_only_agent_need_not_be_named() -> None:

@@ -12,6 +12,7 @@ from lane_records import (
     began,
     call_id,
     ended,
+    joined,
     responded,
     returned,
     said,
@@ -224,3 +225,75 @@ def test_a_report_counts_and_collects() -> None:
 def test_reports_share_nothing() -> None:
     Report().add(ROWS, a_log(*FIRST, *SECOND), require_settled=True)
     assert Report().outcomes == {}
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+JOINED_LOG: tuple[AnyRecord, ...] = (
+    said("sub_1", 1),
+    began("sub_1"),
+    responded(1, "note"),
+    returned(call_id(1, 0)),
+    joined("sub_2", 2, "sub_1"),
+    joined("sub_3", 3, "sub_1", "steering"),
+    responded(2),
+    ended(),
+    settled(),
+    msgspec.structs.replace(settled(submission_id="sub_2"), run_id=began("sub_1").run_id),
+    msgspec.structs.replace(settled(submission_id="sub_3"), run_id=began("sub_1").run_id),
+)
+JOINED_ROWS = [
+    closed("sub_1", 1, 9),
+    closed("sub_2", 2, 10, host_id="sub_1"),
+    closed("sub_3", 3, 11, host_id="sub_1", steers="sub_1"),
+]
+
+
+def moved(record: int, to: int) -> list[AnyRecord]:
+    """The log of joined work with one record elsewhere."""
+    records = list(JOINED_LOG)
+    records.insert(to, records.pop(record))
+    return records
+
+
+@pytest.mark.requirement("DUR-004", "DUR-016")
+def test_joined_work_passes() -> None:
+    assert check_conversation(JOINED_ROWS, a_log(JOINED_LOG), require_settled=True) == (11, [])
+
+
+@pytest.mark.requirement("DUR-004")
+def test_steering_is_a_stream_of_its_own() -> None:
+    """It may pass what was queued before it; within itself it keeps its order."""
+    assert checks(JOINED_ROWS, a_log(moved(5, 4))) == set()
+    rows = [JOINED_ROWS[0], *(msgspec.structs.replace(row, steers="sub_1") for row in JOINED_ROWS[1:])]
+    both = [msgspec.structs.replace(item, kind="steering") if i == 4 else item for i, item in enumerate(JOINED_LOG)]
+    assert checks(rows, a_log(both)) == set()
+    both[4], both[5] = both[5], both[4]
+    assert checks(rows, a_log(both)) == {"d"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "records"),
+    [
+        (JOINED_ROWS, moved(4, 3)),  # while a call was open
+        (JOINED_ROWS, moved(4, 2)),  # before the first turn
+        (JOINED_ROWS, moved(4, 7)),  # when the run had decided to finish
+        ([JOINED_ROWS[0], closed("sub_2", 2, 10, host_id="sub_9"), JOINED_ROWS[2]], JOINED_LOG),
+        ([JOINED_ROWS[0], closed("sub_2", 2, 10, host_id="sub_1", steers="sub_1"), JOINED_ROWS[2]], JOINED_LOG),
+        (
+            JOINED_ROWS,
+            [msgspec.structs.replace(item, run_id="run_9") if i == 9 else item for i, item in enumerate(JOINED_LOG)],
+        ),
+        (
+            [
+                a_row("sub_1", state=State.RUNNING),
+                closed("sub_2", 2, 9, host_id="sub_1"),
+                closed("sub_3", 3, 10, host_id="sub_1", steers="sub_1"),
+            ],
+            [item for index, item in enumerate(JOINED_LOG) if index != 8],
+        ),
+    ],
+    ids=["open call", "no turn yet", "completed", "another host", "not steering", "another run", "before its host"],
+)
+def test_a_fault_of_joined_work_is_found(rows: list[Row], records: Sequence[AnyRecord]) -> None:
+    assert checks(rows, a_log(records), require_settled=False) == {"d"}

@@ -57,6 +57,15 @@ TABLE: list[tuple[dict[str, Any], tuple[AnyRecord, ...], bool, bool, str, str]] 
     ({"state": State.RUNNING}, (), False, True, "its input enters the log", "goes on"),
     ({"state": State.RUNNING, "attempts": 1, **MARKED}, DECLARED, False, False, "is lost", "next sweep claims it"),
     ({"state": State.READY}, (), True, False, "behind 1 open submission; the first, sub_0, is running", "It runs when"),
+    (
+        {"state": State.READY, "steers": "sub_0"},
+        (),
+        True,
+        False,
+        "for the run of sub_0, which has come to no boundary",
+        "behind its next complete turn",
+    ),
+    ({"state": State.READY, "steers": "sub_9"}, (), True, False, "behind 1 open submission", "It runs when"),
     ({"state": State.READY}, (), False, False, "Nobody has claimed it yet", "next sweep"),
     ({"state": State.READY, "not_before_ms": NOW + 9_000, "attempts": 1}, (), False, False, "again in 9 s", "input"),
     (
@@ -124,3 +133,11 @@ def test_settled_work_offers_nothing_to_do() -> None:
     row = a_row(state=State.ABORTED, outcome="aborted", abort=ABORT)
     told = explain(Evidence(row, None, a_view(settled("aborted"))), [], owner_live=False, now_ms=NOW)
     assert (told.actions, told.waits_for) == ((), ())
+
+
+def test_joined_work_is_ended_through_its_host() -> None:
+    """An abort of it alone is refused, so none is offered."""
+    row = a_row("sub_2", state=State.JOINED, host_id="sub_1", queue_sequence=2)
+    told = explain(Evidence(row, a_row(state=State.RUNNING), a_view(said("sub_2", 2))), (), owner_live=True, now_ms=NOW)
+    assert told.actions == ("laneway abort sub_1",)
+    assert told.decision == "wait_for_host"

@@ -156,6 +156,8 @@ EXAMPLES: tuple[AnyRecord, ...] = (
     ),
     SubmissionSettled(id="r23", settlement_id="set", submission_id="s", outcome="aborted"),
     RepairAnnotated(id="r24", subject="call", note="checked by hand"),
+    InputRecorded(id="r25", submission_id="s", queue_sequence=3, content="and", kind="follow_up", run_id="run"),
+    InputRecorded(id="r26", submission_id="s", queue_sequence=4, content="late", steers="s1"),
 )
 
 

@@ -298,7 +298,7 @@ def control(state: State, sequence: int = 1, conversation: str = "c", **more: An
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.PROPOSED])
 def test_which_heads_need_somebody(state: State) -> None:
-    expected = ["c"] if state in {*CLAIMABLE, State.ADMITTED, State.JOINED} else []
+    expected = ["c"] if state in {*CLAIMABLE, State.ADMITTED, State.JOINING, State.JOINED} else []
     assert conversations_in_need([control(state)], 10) == expected
     assert conversations_in_need([control(state, owner_live=True)], 10) == []
 

@@ -303,6 +303,47 @@ def test_the_owners_check_decides_who_may_act() -> None:
     assert (seen[0].details["tool"], seen[0].conversation_id) == ("add", "order-42")
 
 
+async def test_a_run_is_steered_and_joined() -> None:
+    """The surface of both: receipts of their own, one run, and a watcher who sees how each input came in."""
+    asked, go = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def respond(request: laneway.ModelRequest) -> str:
+        if request.turn == 1:
+            loop.call_soon_threadsafe(asked.set)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go.wait(), loop))
+        return f"turn {request.turn}"
+
+    agent = Agent(name="support", model=FunctionModel(respond), join=True)
+    with laneway.local([agent, support(name="other")]) as runtime:
+        conversation = runtime.conversation("order-42", agent="support")
+        with pytest.raises(Refused) as caught:
+            await conversation.asteer("too early")
+        assert caught.value.code == "nothing_to_steer"
+        receipts = [await conversation.asubmit("hello"), await conversation.asubmit("and this")]
+        async with asyncio.timeout(10):
+            await asked.wait()
+        unnamed = runtime.conversation("order-42")
+        receipts.append(await unnamed.asteer("no, that", idempotency_key="k", principal="alice"))
+        assert (await unnamed.asteer("no, that", idempotency_key="k", principal="alice")).replayed
+        with pytest.raises(InvalidInput):
+            await unnamed.asteer("")
+        go.set()
+        settlements = [await receipt.aresult(timeout=10) for receipt in receipts]
+        assert {(item.text, item.run_id) for item in settlements} == {("turn 2", settlements[0].run_id)}
+        events = [event.data async for event in conversation.aevents() if event.type == "input_recorded"]
+        assert [(data.get("kind", "user"), data["content"]) for data in events] == [
+            ("user", "hello"),
+            ("follow_up", "and this"),
+            ("steering", "no, that"),
+        ]
+        submission = runtime.submission(receipts[2].submission_id)
+        assert (submission.steers, submission.principal) == (receipts[0].submission_id, "alice")
+        assert (await asyncio.to_thread(runtime.verify, require_settled=True)).passed
+        messages = await asyncio.to_thread(conversation.messages)
+        assert [message["role"] for message in messages] == ["user", "assistant", "user", "user", "assistant"]
+
+
 def test_a_runtime_without_agents_says_so() -> None:
     with laneway.local([]) as runtime, pytest.raises(InvalidInput, match="this runtime has no agents"):
         runtime.conversation("order-42").submit("hello")

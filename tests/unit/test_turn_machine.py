@@ -15,6 +15,7 @@ from lane_records import (
     call_id,
     decided,
     ended,
+    joined,
     prepared,
     reserved,
     resolved,
@@ -118,7 +119,63 @@ TABLE: dict[str, tuple[dict[str, Any], tuple[AnyRecord, ...], Any]] = {
         (said(), began(), responded(1, "charge"), returned(CALL)),
         turn.CallModel(2),
     ),
+    "input that waits joins behind a complete turn": (
+        {**MARKED, "waiting": True},
+        (said(), began(), responded(1, "note"), returned(CALL)),
+        turn.Join(),
+    ),
+    "input that waits joins before the run decides to finish": (
+        {**MARKED, "waiting": True},
+        (said(), began(), responded(1)),
+        turn.Join(),
+    ),
+    "input that joined is answered": (
+        MARKED,
+        (said(), began(), responded(1), joined("sub_2", 2)),
+        turn.CallModel(2),
+    ),
+    "joined work settles with a host that has settled": (
+        {"submission_id": "sub_2", "state": State.JOINED, "host_id": "sub_1"},
+        (said(), began(), responded(1), joined("sub_2", 2), ended(), settled()),
+        turn.SettleWithHost(settled()),
+    ),
+    "joined work waits for its host": (
+        {"submission_id": "sub_2", "state": State.JOINED, "host_id": "sub_1"},
+        (said(), began(), responded(1), joined("sub_2", 2)),
+        turn.WaitForHost(),
+    ),
     # the first match wins
+    "nothing joins before the first turn": ({**MARKED, "waiting": True}, (said(), began()), turn.CallModel(1)),
+    "nothing joins while calls are open": (
+        {**MARKED, "waiting": True},
+        (said(), began(), responded(1, "note", "note"), returned(CALL)),
+        "second",
+    ),
+    "nothing joins a run that has decided to finish": (
+        {**MARKED, "waiting": True},
+        (said(), began(), responded(1), ended()),
+        turn.Settle("completed"),
+    ),
+    "nothing joins a run whose abort was asked for": (
+        {**MARKED, "waiting": True, "abort": ABORT},
+        (said(), began(), responded(1), asked_abort()),
+        "aborted",
+    ),
+    "nothing joins where no turn is left to serve it": (
+        {**MARKED, "waiting": True},
+        (said(), began(), *(responded(number) for number in range(1, 6))),
+        turn.Complete("completed", "answer 5"),
+    ),
+    "joined work's own settlement beats its host": (
+        {"submission_id": "sub_2", "state": State.JOINED, "host_id": "sub_1"},
+        (said(), began(), responded(1), joined("sub_2", 2), settled(), settled(submission_id="sub_2")),
+        turn.Finalize(),
+    ),
+    "joined work's reservation beats its host": (
+        {"submission_id": "sub_2", "state": State.JOINED, "host_id": "sub_1", "reservation": reserved()},
+        (said(), began(), responded(1), joined("sub_2", 2), settled()),
+        turn.AppendReserved(),
+    ),
     "history beats a reservation": ({"reservation": reserved("failed")}, (said(), began(), settled()), turn.Finalize()),
     "a reservation beats an abort": ({"reservation": reserved(), "abort": ABORT}, HELD, turn.AppendReserved()),
     "an outcome on record beats an abort": ({"abort": ABORT}, (said(), began(), ended()), turn.Settle("completed")),
@@ -137,13 +194,18 @@ TABLE: dict[str, tuple[dict[str, Any], tuple[AnyRecord, ...], Any]] = {
 @pytest.mark.parametrize("name", TABLE)
 def test_next_action(name: str) -> None:
     changes, records, expected = TABLE[name]
-    action = turn.next_action(a_row(**changes), a_view(*records), turns_max=5)
+    changes = dict(changes)
+    waiting = changes.pop("waiting", False)
+    action = turn.next_action(a_row(**changes), a_view(*records), turns_max=5, waiting=waiting)
     match expected:
         case "failed":
             assert isinstance(action, turn.Settle)
             assert (action.outcome, action.error is not None) == ("failed", True)
         case "aborted":
             assert action == turn.Complete("aborted")
+        case "second":
+            assert isinstance(action, turn.RunCalls)
+            assert [call.call.id for call in action.calls] == [SECOND]
         case "close":
             assert isinstance(action, turn.CloseForAbort)
         case "resolutions" | "reconcile" | "run" | "wait" | "decide":
