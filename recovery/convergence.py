@@ -10,7 +10,7 @@ import msgspec
 from ..storage.errors import StoreCorrupt
 from ..storage.header import Batch
 from ..storage.ledger import Row, State
-from ..storage.projection import ConversationView, chat_messages
+from ..storage.projection import ConversationView, prompt_messages
 from ..storage.records import AnyRecord, InputRecorded, RunStarted, SubmissionSettled, decode_records
 from ..storage.values import digest_of
 
@@ -190,7 +190,7 @@ def _check_prompts(records: Sequence[AnyRecord], report: Any) -> None:
         view.add(record)
         if len(records) > _ALL_PREFIXES_MAX and index % 50 and index != len(records):
             continue
-        fault = prompt_fault(chat_messages(view))
+        fault = prompt_fault(prompt_messages(view))
         if fault is not None:
             report("g", f"the prompt after record {index}: {fault}", sequence=index)
             return

@@ -182,6 +182,9 @@ class ConversationView:
                 self.runs[record.run_id].completed = record
             case CompactionCreated():
                 self.covered = max(self.covered, record.covers_sequence)
+                run = self.runs.get(record.run_id)
+                if run is not None:
+                    run.stalled = 0
             case SubmissionSettled():
                 self._settle(record)
             case _:

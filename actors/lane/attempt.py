@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ from ...storage.commands import (
 )
 from ...storage.ledger import Abort, State
 from ...storage.records import ErrorFact, decode_records
-from . import approvals, calls, facts, model_turn, turn
+from . import approvals, calls, compaction, facts, history, model_turn, turn
 from .claimed import Claimed, Interrupted
 
 _log = logging.getLogger("laneway.lane")
@@ -128,7 +129,8 @@ class Attempt:
                 case turn.MarkApplied():
                     self._mark_applied()
                 case turn.CallModel(number):
-                    self.over = not await model_turn.call_model(claimed, number)
+                    if not await compaction.compact(claimed):
+                        self.over = not await model_turn.call_model(claimed, number)
                 case turn.RunCalls(open_calls):
                     await calls.run_calls(claimed, open_calls)
                 case turn.Reconcile(uncertain):
@@ -168,6 +170,9 @@ class Attempt:
                 claimed.outbox.record(*decode_records(claimed.row.reservation.body, where="the reservation"))
             case turn.Finalize():
                 pass
+        if history.checkpoint_due(claimed.view, claimed.services):
+            make = functools.partial(history.make_checkpoint, self.submission_id, claimed.services, claimed.view)
+            claimed.outbox.checkpoint(make)
         claimed.outbox.command(Finalize(submission_id=self.submission_id))
         if next_claim is not None:
             claimed.outbox.command(next_claim)

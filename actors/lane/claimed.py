@@ -40,6 +40,7 @@ class Claimed:
     services: LaneServices
     feed: Feed
     deadline_passed: bool = False
+    compaction_failed: bool = False
     _effects: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...storage.commands import (
@@ -25,6 +26,7 @@ from ...storage.commands import (
     ReserveSettlement,
     Result,
     Resume,
+    SaveCheckpoint,
     Unit,
 )
 from ...storage.contract import LogPage
@@ -33,7 +35,7 @@ from ...storage.failpoints import Failpoints, Point
 from ...storage.ids import new_id
 from ...storage.ledger import Abort, Receipt, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, decode_records, encode_records
+from ...storage.records import AnyRecord, chained_digest, decode_records, encode_records
 from ...storage.values import Limits
 
 Published = Callable[[int, tuple[AnyRecord, ...]], None]
@@ -56,6 +58,18 @@ _POINT_AFTER: dict[str, Point] = {
     "submission_settled": Point.AFTER_SETTLEMENT_APPENDED,
     "finalize": Point.AFTER_FINALIZE,
 }
+
+
+MakeCheckpoint = Callable[[int, str], SaveCheckpoint | None]
+"""Given the log's tail, sequence and digest, a checkpoint of it or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LateCheckpoint:
+    make: MakeCheckpoint
+
+
+_Step = AnyCommand | AnyRecord | _LateCheckpoint
 
 
 class LogStore(Protocol):
@@ -82,6 +96,7 @@ class Outbox:
         *,
         token: str,
         epoch: int | None,
+        tail_digest: str | None,
         producer_id: str,
         published: Published,
         stepwise: bool,
@@ -101,7 +116,8 @@ class Outbox:
         self._failpoints = failpoints
         self._failure: LanewayError | None = None
         self._tail = view.tail_sequence
-        self._steps: list[AnyCommand | AnyRecord] = []
+        self._tail_digest = tail_digest  # None where the store has not told it yet
+        self._steps: list[_Step] = []
         self._lock = asyncio.Lock()
         self._carried: set[asyncio.Task[None]] = set()
         self.receipt: Receipt | None = None
@@ -125,6 +141,13 @@ class Outbox:
         """Put ledger commands into the next flush."""
         self._steps.extend(commands)
 
+    def checkpoint(self, make: MakeCheckpoint) -> None:
+        """Let a checkpoint travel with the records before it, if `make` gives one; it is asked when the tail is known.
+
+        It costs no commit of its own, and must come before the command that gives the lane back.
+        """
+        self._steps.append(_LateCheckpoint(make))
+
     async def flush(self) -> None:
         """Commit all that gathered, in order; return when it is durable.
 
@@ -135,7 +158,7 @@ class Outbox:
             if self._failure is not None:
                 raise self._failure
             while self._steps:
-                count = 1 if self._stepwise else len(self._steps)
+                count = self._next_count()
                 steps, self._steps = self._steps[:count], self._steps[count:]
                 try:
                     await self._commit(steps)
@@ -155,12 +178,22 @@ class Outbox:
         if not task.cancelled():
             task.exception()  # a refusal is raised again by every later flush
 
-    async def _commit(self, steps: list[AnyCommand | AnyRecord]) -> None:
+    def _next_count(self) -> int:
+        """How many steps go together: all, or stepwise one, with a checkpoint that follows it."""
+        if not self._stepwise:
+            return len(self._steps)
+        rest = (index for index in range(1, len(self._steps)) if not isinstance(self._steps[index], _LateCheckpoint))
+        return next(rest, len(self._steps))
+
+    async def _commit(self, steps: list[_Step]) -> None:
         before: list[AnyCommand] = []
-        after: list[AnyCommand] = []
+        after: list[AnyCommand | _LateCheckpoint] = []
         records: list[AnyRecord] = []
         names: list[str] = []
         for step in steps:
+            if isinstance(step, _LateCheckpoint):
+                after.append(step)
+                continue
             names.append(str(type(step).__struct_config__.tag))
             if isinstance(step, Command):
                 (after if _follows_records(step, records) else before).append(step)
@@ -176,7 +209,7 @@ class Outbox:
             )
             for _, body in batches
         ]
-        accepted = await self._send((*before, *appends, *after))
+        accepted = await self._send((*before, *appends, *self._with_checkpoint(after, batches)))
         published = iter(batch for batch, _ in batches)
         for result in accepted.results:
             self._take(result, next(published) if isinstance(result, Appended) else ())
@@ -193,6 +226,23 @@ class Outbox:
             return [(records, body)]
         return [((record,), encode_records((record,)).decode()) for record in records]
 
+    def _with_checkpoint(
+        self, commands: list[AnyCommand | _LateCheckpoint], batches: list[tuple[tuple[AnyRecord, ...], str]]
+    ) -> list[AnyCommand]:
+        """A checkpoint is made of the tail that this unit's batches leave, and never travels without them: their fence
+        on the tail is what keeps a stale one from spoiling the unit."""
+        tail, digest = self._tail, self._tail_digest
+        for records, body in batches:
+            tail += len(records)
+            digest = None if digest is None else chained_digest(digest, body)
+        found: list[AnyCommand] = []
+        for command in commands:
+            if not isinstance(command, _LateCheckpoint):
+                found.append(command)
+            elif batches and digest is not None and (made := command.make(tail, digest)) is not None:
+                found.append(made)
+        return found
+
     def _take(self, result: Result, batch: tuple[AnyRecord, ...]) -> None:
         match result:
             case Grant() if result.token == self._token:
@@ -200,7 +250,7 @@ class Outbox:
             case Grant() | NotClaimed():
                 self.next_claim = result
             case Appended():
-                self._tail = result.last_sequence
+                self._tail, self._tail_digest = result.last_sequence, result.digest
                 self.abort_seen = self.abort_seen or result.abort
                 self._published(result.first_sequence, batch)
             case Admitted():
@@ -224,14 +274,15 @@ class Outbox:
                 if claims or stale.details["tail_sequence"] <= self._tail:
                     raise
                 await self._catch_up()
+                commands = tuple(command for command in commands if not isinstance(command, SaveCheckpoint))
 
     async def _catch_up(self) -> None:
         """Somebody settled queued work by its abort meanwhile: take those records in and go on behind them."""
         page = await self._store.read_log(self._conversation_id, self._tail, 1024)
         for batch in page.batches:
             records = decode_records(batch.body, where=f"{self._conversation_id} at {batch.first_sequence}")
-            self._view.extend(records)
-            self._tail = batch.last_sequence
+            self._view.insert(self._tail, records)
+            self._tail, self._tail_digest = batch.last_sequence, batch.digest
 
 
 def _follows_records(command: AnyCommand, records: list[AnyRecord]) -> bool:
