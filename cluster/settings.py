@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     recoveries_max: int = Field(10, ge=0, le=1_000_000)
     abort_grace_s: float = Field(1.0, ge=0, le=3600)
     abandon_after_s: float = Field(5.0, ge=0, le=3600)
-    checkpoint_records: int = Field(256, ge=1, le=1_000_000)
+    checkpoint_records: int = Field(64, ge=1, le=1_000_000)
     stepwise: bool = False
     record_deltas: bool = False
     spare_actors: int = Field(1, ge=0, le=16)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from generated_logs import LogMaker
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from lane_records import ABORT, a_row, a_view, began, reserved, responded, said, settled
 
@@ -67,7 +67,7 @@ def rows(name: str, view: ConversationView) -> Iterator[Row]:
         yield a_row(name, input_sequence=sequence, unknown_calls=calls, state=State.RECOVERY)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, phases=(Phase.reuse, Phase.generate))  # shrinking one takes minutes
 @given(chance=st.randoms(use_true_random=False), size=st.integers(1, 40))
 def test_a_checkpoint_and_what_follows_decide_like_the_whole_log(chance: random.Random, size: int) -> None:
     """F20: at every cut point of a generated log, and at every tail behind it."""
