@@ -60,7 +60,7 @@ def make_checkpoint(
         services.counts["checkpoint_too_large"] += 1
         return None
     view.checkpointed = tail_sequence
-    services.counts["checkpoint_saved"] += 1
+    services.counts["checkpoint_made"] += 1
     return SaveCheckpoint(submission_id=submission_id, tail_sequence=tail_sequence, tail_digest=tail_digest, body=body)
 
 

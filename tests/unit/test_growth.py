@@ -13,7 +13,6 @@ from long_conversations import grow
 from laneway.agents import Compaction
 from laneway.storage import duckdb_reads
 from laneway.storage.duckdb_store import DuckDBStore
-from laneway.storage.records import tag_of
 
 SIZES = (100, 100_000)
 COSTS = ("pages_read", "batches_read", "records_read", "log_bytes_read", "checkpoint_bytes_read")
@@ -75,7 +74,7 @@ async def costs(folder: Path, records: int, compaction: Compaction | None) -> di
     agent = agent_of(script, compaction=compaction)
     first = await world.process(agent)
     assert (await first.run("hello")).outcome == "completed"
-    assert first.host.stats()["checkpoint_saved"] == 1
+    assert first.host.stats()["checkpoint_made"] == 1
     await first.at_rest()
     await world.kill(first)
     assert isinstance(world.store, DuckDBStore)
@@ -117,24 +116,3 @@ async def test_an_uncompacted_conversation_is_activated_by_its_checkpoint_too(tm
     assert large["wake"]["records_read"] < 100
     assert large["activation"]["records_read"] > 10_000  # the prompt, once
     assert large["warm"]["records_read"] == 0
-
-
-async def test_a_checkpoint_travels_with_a_settlement(tmp_path: Path) -> None:
-    """No commit of its own, one every `checkpoint_records` records, and none that would change nothing."""
-    world = World("memory", tmp_path)
-    process = await world.process(agent_of(Script("done")), checkpoint_records=10)
-    for number in range(6):
-        before = len(process.link.units)
-        await process.run(f"turn {number}")
-        assert len(process.link.units) - before == 2
-    saved = [
-        index
-        for index, unit in enumerate(process.link.units)
-        if any(type(command).__name__ == "SaveCheckpoint" for command in unit.commands)
-    ]
-    assert saved == [3, 7, 11]  # five records a turn, and one for the creation
-    checkpoint = world.store.load_checkpoint("c")
-    assert checkpoint is not None
-    assert checkpoint.tail_sequence == len(world.records())
-    assert tag_of(world.records()[-1]) == "submission_settled"
-    await world.close()
