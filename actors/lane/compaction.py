@@ -12,7 +12,7 @@ from .history import load_prompt
 _log = logging.getLogger("laneway.lane")
 
 
-def covered_entries(prompt: Prompt, submission_id: str, after_messages: int, keep_messages: int) -> list[Entry]:
+def covered_entries(prompt: Prompt, run_id: str, after_messages: int, keep_messages: int) -> list[Entry]:
     """What an artifact should stand for now: nothing while the prompt is short enough.
 
     The cut lies between entries, so no result loses its call, and never behind a turn whose results are still owed. The
@@ -26,12 +26,11 @@ def covered_entries(prompt: Prompt, submission_id: str, after_messages: int, kee
         end -= 1
         kept += entries[end].size
     owed = next((index for index, entry in enumerate(entries) if not entry.complete), end)
-    own = next((index for index, entry in enumerate(entries) if _is_input_of(entry, submission_id)), 0)
-    return entries[: min(end, owed, own or end)]
-
-
-def _is_input_of(entry: Entry, submission_id: str) -> bool:
-    return isinstance(entry, InputEntry) and entry.record.submission_id == submission_id
+    own = next((index for index, entry in enumerate(entries) if entry.run_id == run_id), 0)
+    end = min(end, owed, own or end)
+    while end > 0 and isinstance(entry := entries[end], InputEntry) and not entry.begins:
+        end -= 1  # what joined a run, or was said to it, stays with the turn that it followed
+    return entries[:end]
 
 
 async def compact(claimed: Claimed) -> bool:
@@ -42,7 +41,7 @@ async def compact(claimed: Claimed) -> bool:
     await claimed.outbox.flush()
     await load_prompt(claimed.row.conversation_id, claimed.services, claimed.outbox, claimed.view)
     prompt = claimed.view.prompt
-    covered = covered_entries(prompt, claimed.submission_id, setting.after_messages, setting.keep_messages)
+    covered = covered_entries(prompt, claimed.run_id, setting.after_messages, setting.keep_messages)
     if not covered:
         return False
     messages = [*prompt.artifact, *messages_of(covered)]

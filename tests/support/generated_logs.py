@@ -121,7 +121,7 @@ class LogMaker:
         prompt = self.view.prompt
         number = len(run.turns) + 1
         after, keep = self.chance.choice([(6, 3), (5, 4), (3, 2), (2, 1)])
-        covered = covered_entries(prompt, submission, after, keep) if self.chance.random() < 0.7 else []
+        covered = covered_entries(prompt, run.run_id, after, keep) if self.chance.random() < 0.7 else []
         if covered:
             responses = prompt.covered_responses + sum(isinstance(entry, TurnEntry) for entry in covered)
             artifact = self.chance.choice(["what was said", [{"role": "user", "content": "much was said"}]])

@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from lane_records import ABORT, a_row, a_view, began, reserved, responded, said, settled
 
+from laneway.actors.lane import facts
 from laneway.actors.lane.turn import next_action
 from laneway.recovery.classify import Evidence, classify
 from laneway.recovery.convergence import prompt_fault
@@ -73,6 +74,7 @@ def test_a_checkpoint_and_what_follows_decide_like_the_whole_log(chance: random.
     """F20: at every cut point of a generated log, and at every tail behind it."""
     maker = LogMaker(chance)
     records = maker.make(size)
+    runs = [facts.run_id_of(name) for name in maker.submissions[-3:]]
     whole = [a_view(*records[:end]) for end in range(len(records) + 1)]
     for cut in range(len(records) + 1):
         before = folded(records[:cut])
@@ -83,8 +85,9 @@ def test_a_checkpoint_and_what_follows_decide_like_the_whole_log(chance: random.
                 before.add(records[end - 1])
                 after.add(records[end - 1])
             full = whole[end]
-            assert prompt_fault(prompt_messages(full)) is None
-            assert prompt_messages(before) == prompt_messages(full)
+            for run_id in runs:
+                assert prompt_fault(prompt_messages(full, run_id)) is None
+                assert prompt_messages(before, run_id) == prompt_messages(full, run_id)
             responses = sum(isinstance(entry, TurnEntry) and entry.complete for entry in full.prompt.entries)
             assert before.prompt.responses == full.prompt.responses == responses
             assert before.last_queue_sequence == after.last_queue_sequence == full.last_queue_sequence
@@ -96,7 +99,8 @@ def test_a_checkpoint_and_what_follows_decide_like_the_whole_log(chance: random.
                     assert classify(Evidence(row, None, after)) == classify(Evidence(row, None, full))
         for sequence in range(after.prompt.tail + 1, len(records) + 1):
             after.prompt.add(sequence, records[sequence - 1])
-        assert after.prompt.messages() == prompt_messages(whole[-1])
+        for run_id in runs:
+            assert prompt_messages(after, run_id) == prompt_messages(whole[-1], run_id)
         assert after.prompt.responses == whole[-1].prompt.responses
 
 

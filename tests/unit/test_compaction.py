@@ -12,6 +12,7 @@ from lane_records import a_view, began, call_id, ended, responded, returned, sai
 from lane_world import Gate, Script, World, agent_of, call, calls
 
 from laneway import Agent, InvalidInput, Tool
+from laneway.actors.lane import facts
 from laneway.actors.lane.compaction import covered_entries
 from laneway.agents import Compaction, ScriptedModel, leave_out
 from laneway.agents.compaction import LEFT_OUT
@@ -40,20 +41,21 @@ def prompt_of(*records: AnyRecord) -> Prompt:
 
 
 def covered(prompt: Prompt, submission_id: str, after: int, keep: int) -> list[int]:
-    return [entry.sequence for entry in covered_entries(prompt, submission_id, after, keep)]
+    run_id = facts.run_id_of(submission_id)
+    return [entry.sequence for entry in covered_entries(prompt, run_id, after, keep)]
 
 
 def test_nothing_is_covered_while_the_prompt_is_short_enough() -> None:
-    prompt = prompt_of(*turns("sub_1", 1), said("sub_2", 2))
+    prompt = prompt_of(*turns("sub_1", 1), said("sub_2", 2), began("sub_2"))
     assert covered(prompt, "sub_2", 6, 1) == []
     assert covered(prompt, "sub_2", 5, 1) == [1, 3, 6]
 
 
 def test_a_cut_never_parts_a_call_from_its_results() -> None:
     """Whatever number of messages is to stay, a turn stays or goes as a whole."""
-    prompt = prompt_of(*turns("sub_1", 1), *turns("sub_2", 2), said("sub_3", 3))
+    prompt = prompt_of(*turns("sub_1", 1), *turns("sub_2", 2), said("sub_3", 3), began("sub_3"))
     for keep in range(1, 11):
-        entries = covered_entries(prompt, "sub_3", 10, keep)
+        entries = covered_entries(prompt, facts.run_id_of("sub_3"), 10, keep)
         rest = [entry for entry in prompt.entries if entry not in entries]
         assert sum(entry.size for entry in rest) >= keep
         for part in (entries, rest):
@@ -72,8 +74,26 @@ def test_the_run_at_work_keeps_its_own_messages_while_there_are_others() -> None
 def test_a_turn_that_waits_for_results_is_not_covered() -> None:
     """Parked work goes on some day, and its results belong behind its call."""
     parked = [said("sub_1", 1), began("sub_1"), responded(1, "a"), unknown(call_id(1, 0))]
-    prompt = prompt_of(*parked, *turns("sub_2", 2, 4), said("sub_3", 3))
+    prompt = prompt_of(*parked, *turns("sub_2", 2, 4), said("sub_3", 3), began("sub_3"))
     assert covered(prompt, "sub_3", 5, 1) == [1]
+
+
+def test_what_joined_a_run_stays_with_the_turn_that_it_followed() -> None:
+    """The run that it was said to is known from that turn."""
+    first, *rest = turns("sub_1", 1, 2)[1:]
+    log = [said("sub_1", 1), first, *rest[:3], said("sub_2", 2, "and one thing more"), *rest[3:-3]]
+    prompt = prompt_of(*log)
+    assert [type(entry).__name__ for entry in prompt.entries] == [
+        "InputEntry",
+        "TurnEntry",
+        "InputEntry",
+        "TurnEntry",
+        "TurnEntry",
+    ]
+    assert {entry.run_id for entry in prompt.entries} == {facts.run_id_of("sub_1")}
+    assert covered(prompt, "sub_1", 5, 1) == [1, 3, 6, 7]
+    assert covered(prompt, "sub_1", 5, 2) == [1]
+    assert covered(prompt, "sub_1", 5, 5) == [1]
 
 
 def compacted(run: str, covers: int, artifact: Any = "so far", responses: int = 1) -> CompactionCreated:
@@ -90,7 +110,7 @@ def compacted(run: str, covers: int, artifact: Any = "so far", responses: int = 
 def test_an_artifact_stands_for_what_it_covers_in_prompts_and_nowhere_else(artifact: Any) -> None:
     """The log and the export keep everything."""
     view = a_view(*turns("sub_1", 1), said("sub_2", 2, "more"), began("sub_2"), compacted("run", 8, artifact, 2))
-    assert prompt_messages(view) == [{"role": "user", "content": "so far"}, {"role": "user", "content": "more"}]
+    assert prompt_messages(view, "run") == [{"role": "user", "content": "so far"}, {"role": "user", "content": "more"}]
     assert len(chat_messages(view)) == 6
     assert view.prompt.responses == 2
 
@@ -103,8 +123,8 @@ def test_an_older_compaction_behind_a_newer_cut_changes_nothing() -> None:
     late = Prompt.behind(6)
     for sequence, record in enumerate(log[6:], 7):
         late.add(sequence, record)
-    assert late.messages() == prompt_messages(whole)
-    assert late.messages()[0]["content"] == "new"
+    assert late.messages("r") == prompt_messages(whole, "r")
+    assert late.messages("r")[0]["content"] == "new"
 
 
 def test_records_of_others_that_came_first_move_the_places() -> None:
