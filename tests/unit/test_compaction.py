@@ -88,12 +88,10 @@ def test_what_joined_a_run_stays_with_the_turn_that_it_followed() -> None:
         "TurnEntry",
         "InputEntry",
         "TurnEntry",
-        "TurnEntry",
     ]
     assert {entry.run_id for entry in prompt.entries} == {facts.run_id_of("sub_1")}
-    assert covered(prompt, "sub_1", 5, 1) == [1, 3, 6, 7]
-    assert covered(prompt, "sub_1", 5, 2) == [1]
-    assert covered(prompt, "sub_1", 5, 5) == [1]
+    assert covered(prompt, "sub_1", 5, 1) == covered(prompt, "sub_1", 5, 3) == [1, 3, 6]
+    assert covered(prompt, "sub_1", 5, 4) == covered(prompt, "sub_1", 5, 5) == [1]
 
 
 def compacted(run: str, covers: int, artifact: Any = "so far", responses: int = 1) -> CompactionCreated:
