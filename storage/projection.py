@@ -137,8 +137,11 @@ class ConversationView:
 
     def add(self, record: AnyRecord) -> None:
         """Fold the next record in."""
+        self.prompt.add(self.tail_sequence + 1, record)
+        self._fold(record)
+
+    def _fold(self, record: AnyRecord) -> None:
         self.tail_sequence += 1
-        self.prompt.add(self.tail_sequence, record)
         match record:
             case ConversationCreated():
                 self.agent = record.agent
@@ -193,10 +196,11 @@ class ConversationView:
     def insert(self, after: int, records: Sequence[AnyRecord]) -> None:
         """Fold in what others put into the log behind `after`, before records that stand here and not there yet.
 
-        Others only settle work that never ran: none of that is in a prompt.
+        Others settle work that nobody runs, by its abort: they say nothing and call no model.
         """
-        self.prompt.shift(after, len(records))
-        self.extend(records)
+        self.prompt.insert(after, records)
+        for record in records:
+            self._fold(record)
 
     def relink(self) -> None:
         """Make the index of calls again, from the runs."""

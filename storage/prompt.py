@@ -6,7 +6,7 @@ compaction covers, and it may lag behind the tail until somebody needs it (Speci
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,9 +116,26 @@ class Prompt:
         """Fold the record at `sequence` in. A prompt that lags takes in only how far a compaction reaches."""
         if isinstance(record, CompactionCreated) and record.covers_sequence >= self.covered:
             self._cover(record)
-        if sequence != self.tail + 1:
+        if sequence == self.tail + 1:
+            self.tail = sequence
+            self._fold(sequence, record)
+
+    def insert(self, after: int, records: Sequence[AnyRecord]) -> None:
+        """Fold in records that entered the log behind `after`, before entries that stand here; none is an entry.
+
+        A prompt that lags reads them when it gets there.
+        """
+        if self.tail < after:
             return
-        self.tail = sequence
+        for entry in reversed(self.entries):
+            if entry.sequence <= after:
+                break
+            entry.sequence += len(records)
+        self.tail += len(records)
+        for sequence, record in enumerate(records, after + 1):
+            self._fold(sequence, record)
+
+    def _fold(self, sequence: int, record: AnyRecord) -> None:
         match record:
             case InputRecorded():
                 self.entries.append(InputEntry(sequence, record, self._at_work))
@@ -145,15 +162,6 @@ class Prompt:
                 self._end(record.run_id)
             case _:
                 pass
-
-    def shift(self, after: int, by: int) -> None:
-        """`by` records that are no entries have entered the log behind `after`, before those that stand here."""
-        for entry in reversed(self.entries):
-            if entry.sequence <= after:
-                break
-            entry.sequence += by
-        if self.tail >= after:
-            self.tail += by
 
     @property
     def responses(self) -> int:

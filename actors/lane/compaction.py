@@ -16,7 +16,7 @@ def covered_entries(prompt: Prompt, run_id: str, after_messages: int, keep_messa
     """What an artifact should stand for now: nothing while the prompt is short enough.
 
     The cut lies between entries, so no result loses its call, and never behind a turn whose results are still owed. The
-    run at work keeps all of its own messages as long as there are others to cover.
+    run at work keeps all of its own messages as long as there are others in the prompt.
     """
     entries = list(prompt.uncovered())
     if sum(entry.size for entry in entries) <= after_messages:
@@ -26,8 +26,9 @@ def covered_entries(prompt: Prompt, run_id: str, after_messages: int, keep_messa
         end -= 1
         kept += entries[end].size
     owed = next((index for index, entry in enumerate(entries) if not entry.complete), end)
-    own = next((index for index, entry in enumerate(entries) if entry.run_id == run_id), 0)
-    end = min(end, owed, own or end)
+    end = min(end, owed)
+    if any(entry.run_id != run_id for entry in entries):
+        end = next((index for index, entry in enumerate(entries[:end]) if entry.run_id == run_id), end)
     while end > 0 and isinstance(entry := entries[end], InputEntry) and not entry.begins:
         end -= 1  # what joined a run, or was said to it, stays with the turn that it followed
     return entries[:end]

@@ -209,7 +209,10 @@ class Outbox:
             )
             for _, body in batches
         ]
-        accepted = await self._send((*before, *appends, *self._with_checkpoint(after, batches)))
+        commands = (*before, *appends, *self._with_checkpoint(after, batches))
+        if not commands:
+            return
+        accepted = await self._send(commands)
         published = iter(batch for batch, _ in batches)
         for result in accepted.results:
             self._take(result, next(published) if isinstance(result, Appended) else ())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_records import a_view, began, call_id, ended, responded, returned, said, settled, unknown
+from lane_records import a_view, asked_abort, began, call_id, ended, responded, returned, said, settled, unknown
 from lane_world import Gate, Script, World, agent_of, call, calls
 
 from laneway import Agent, InvalidInput, Tool
@@ -78,6 +78,15 @@ def test_a_turn_that_waits_for_results_is_not_covered() -> None:
     assert covered(prompt, "sub_3", 5, 1) == [1]
 
 
+def test_parked_work_that_goes_on_keeps_its_question() -> None:
+    """It stands before what others have said meanwhile; nothing is covered until its run is over."""
+    parked = [said("sub_1", 1), began("sub_1"), responded(1, "a"), unknown(call_id(1, 0))]
+    prompt = prompt_of(*parked, *turns("sub_2", 2, 4), returned(call_id(1, 0)))
+    assert covered(prompt, "sub_1", 5, 1) == []
+    over = prompt_of(*parked, *turns("sub_2", 2, 4), returned(call_id(1, 0)), responded(2), ended(), settled())
+    assert len(covered(over, "sub_3", 5, 1)) > 2
+
+
 def test_what_joined_a_run_stays_with_the_turn_that_it_followed() -> None:
     """The run that it was said to is known from that turn."""
     first, *rest = turns("sub_1", 1, 2)[1:]
@@ -135,6 +144,34 @@ def test_records_of_others_that_came_first_move_the_places() -> None:
     straight = prompt_of(*mine[:2], *others, *mine[2:])
     assert [entry.sequence for entry in view.prompt.entries] == [entry.sequence for entry in straight.entries] == [1, 4]
     assert view.tail_sequence == view.prompt.tail == straight.tail == 4
+
+
+def test_parked_work_that_others_abort_leaves_the_prompt_of_a_run_at_work() -> None:
+    """Its settlement is met when this run's records are in the view already: its orphan declaration goes all the same."""
+    log = [
+        said("sub_1", 1),
+        began("sub_1"),
+        responded(1, "a"),
+        unknown(call_id(1, 0)),
+        said("sub_2", 2),
+        began("sub_2"),
+    ]
+    view = ConversationView(keep="open")
+    view.extend([*log, responded(1, submission_id="sub_2", content="mine")])
+    run = facts.run_id_of("sub_2")
+    assert [message["role"] for message in prompt_messages(view, run)] == [
+        "user",
+        "assistant",
+        "tool",
+        "user",
+        "assistant",
+    ]
+    view.insert(6, [asked_abort("sub_1"), settled("aborted", "sub_1")])
+    assert [message["role"] for message in prompt_messages(view, run)] == ["user", "user", "assistant"]
+    straight = prompt_of(*log, asked_abort("sub_1"), settled("aborted", "sub_1"))
+    straight.add(9, responded(1, submission_id="sub_2", content="mine"))
+    assert [entry.sequence for entry in view.prompt.entries] == [entry.sequence for entry in straight.entries]
+    assert straight.messages(run) == prompt_messages(view, run)
 
 
 # --- the built-in compactor ------------------------------------------------------------------------------------------
