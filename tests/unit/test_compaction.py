@@ -147,7 +147,7 @@ def test_records_of_others_that_came_first_move_the_places() -> None:
 
 
 def test_parked_work_that_others_abort_leaves_the_prompt_of_a_run_at_work() -> None:
-    """Its settlement is met when this run's records are in the view already: its orphan declaration goes all the same."""
+    """Its settlement is met when this run's records are in the view already: its orphan declaration goes, too."""
     log = [
         said("sub_1", 1),
         began("sub_1"),
