@@ -14,6 +14,7 @@ from ..recovery.backoff import backoff_s
 from ..storage.commands import Accepted, Admit, Answer, Rejected, Unit
 from ..storage.contract import ControlRow, LogPage, ScanPage, Snapshot, Store
 from ..storage.errors import StoreFull, StoreUnavailable
+from ..storage.header import Checkpoint
 from ..storage.ledger import Row
 
 _log = logging.getLogger("laneway.store")
@@ -87,6 +88,9 @@ class StoreClient:
 
     async def read_log(self, conversation_id: str, after: int, limit: int) -> LogPage:
         return await self.read("read_log", conversation_id, after, limit)
+
+    async def load_checkpoint(self, conversation_id: str) -> Checkpoint | None:
+        return await self.read("load_checkpoint", conversation_id)
 
     async def snapshot(self, submission_id: str) -> Snapshot:
         return await self.read("snapshot", submission_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .agent import Agent
 from .authority import Act
+from .compaction import Compaction, leave_out
 from .models import (
     Delta,
     Emit,
@@ -27,6 +28,7 @@ from .tools import Effect, Tool, ToolContext, ToolMessage, tool
 __all__ = [
     "Act",
     "Agent",
+    "Compaction",
     "Completed",
     "Delta",
     "Effect",
@@ -54,6 +56,7 @@ __all__ = [
     "Usage",
     "assistant_message",
     "check_response",
+    "leave_out",
     "load_agents",
     "read_recordings",
     "replay_agent",

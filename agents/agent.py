@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from ..storage.errors import InvalidInput
 from ..storage.values import DEFAULT_LIMITS, check_json, check_text, digest_of, encode
+from .compaction import Compaction
 from .protocol import Model
 from .pydantic_ai_model import PydanticAIModel
 from .tools import Tool, tool
@@ -19,6 +20,7 @@ OnUnknown = Literal["hold", "park"]
 TURNS_MAX_LIMIT = 100_000
 MODEL_ATTEMPTS_LIMIT = 100
 TOOLS_LIMIT = 1_000
+COMPACTION_MESSAGES_LIMIT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +31,8 @@ class Agent:
     they count as tools with the effect "uncertain". `on_unknown` says what a lane does while nobody knows the outcome
     of an effect: "hold" what comes later, or "park" the submission and go on. `turns_max` bounds the model turns of one
     run, `model_timeout_s` and `model_attempts_max` one model call, `run_timeout_s` the time that a run is at work;
-    waits for people do not count (None: no bound).
+    waits for people do not count (None: no bound). Without `compaction` each prompt holds the
+    whole conversation, and so it grows with it.
 
     With `join`, submissions that wait behind a run enter it after its next complete turn, in their order, and settle
     with it: several messages in a row get one answer. Without it each gets a run of its own (Specification 5).
@@ -47,6 +50,7 @@ class Agent:
     run_timeout_s: float | None = None
     model_attempts_max: int = 3
     join: bool = False
+    compaction: Compaction | None = None
 
     def __post_init__(self) -> None:
         check_text(self.name, "name", length_max=DEFAULT_LIMITS.id_length_max)
@@ -61,6 +65,8 @@ class Agent:
             _check_seconds(self.run_timeout_s, "run_timeout_s")
         if not isinstance(self.join, bool):
             raise InvalidInput("join must be True or False", field="join")
+        if self.compaction is not None:
+            _check_compaction(self.compaction)
         object.__setattr__(self, "tools", _checked_tools(self.tools))
         object.__setattr__(self, "model", _checked_model(self.model))
 
@@ -80,6 +86,7 @@ class Agent:
                     "run_timeout_s": None if self.run_timeout_s is None else float(self.run_timeout_s),
                     "model_attempts_max": self.model_attempts_max,
                     **({"join": True} if self.join else {}),  # an agent that never heard of it keeps its digest
+                    **({} if self.compaction is None else {"compaction": self.compaction.definition()}),
                 }
             )
         )
@@ -129,6 +136,22 @@ def _checked_model(model: object) -> Model:
         model.identity(), "model", bytes_max=DEFAULT_LIMITS.record_bytes_max, depth_max=DEFAULT_LIMITS.json_depth_max
     )
     return model
+
+
+def _check_compaction(compaction: object) -> None:
+    if not isinstance(compaction, Compaction):
+        raise InvalidInput(f"compaction must be a Compaction, not {type(compaction).__name__}", field="compaction")
+    _check_count(compaction.after_messages, "compaction.after_messages", COMPACTION_MESSAGES_LIMIT)
+    _check_count(compaction.keep_messages, "compaction.keep_messages", COMPACTION_MESSAGES_LIMIT)
+    if compaction.keep_messages >= compaction.after_messages:
+        raise InvalidInput(
+            "compaction.keep_messages must be less than after_messages",
+            field="compaction.keep_messages",
+            limit=compaction.after_messages - 1,
+        )
+    if not callable(compaction.compactor):
+        raise InvalidInput("compaction.compactor must be a function", field="compaction.compactor")
+    _check_seconds(compaction.timeout_s, "compaction.timeout_s")
 
 
 def _check_count(value: object, field: str, limit: int) -> None:

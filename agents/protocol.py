@@ -46,7 +46,9 @@ class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One model call of a run. `messages` are OpenAI chat messages without the instructions, `tools` OpenAI tools.
 
-    `queue_sequence` and `turn` count from 1. `operation_id` stays the same when the operation is attempted again.
+    `queue_sequence` and `turn` count from 1. `responses` is how many complete responses the conversation has had, those
+    included that a compaction has replaced; None: as many as `messages` hold. `operation_id` stays the same when the
+    operation is attempted again.
     """
 
     conversation_id: str
@@ -59,6 +61,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     instructions: str = ""
     tools: list[dict[str, Any]] = []
+    responses: int | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

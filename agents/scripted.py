@@ -15,8 +15,8 @@ Scripted = str | dict[str, Any] | ModelResponse | Exception
 
 
 class ScriptedModel:
-    """Gives the n-th response when the prompt holds n-1 assistant messages, so a run that resumes in another process
-    goes on at the right place.
+    """Gives the n-th response when the conversation has had n-1 responses, so a run that resumes in another process
+    goes on at the right place, and a compaction does not shift it.
 
     A response is text, an OpenAI assistant message, a ModelResponse, or an exception that is raised. `delay_s` is
     waited before each answer; with `chunk`, text is streamed in pieces of that many characters.
@@ -43,7 +43,9 @@ class ScriptedModel:
         return {"kind": "scripted", "digest": digest_of(check_model_json(script, "responses", bytes_max=1 << 30))}
 
     async def respond(self, request: ModelRequest, emit: Emit) -> ModelResponse:
-        position = sum(message.get("role") == "assistant" for message in request.messages)
+        position = request.responses
+        if position is None:
+            position = sum(message.get("role") == "assistant" for message in request.messages)
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         if position >= len(self._responses):

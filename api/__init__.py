@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .agents import (
         Act,
         Agent,
+        Compaction,
         Completed,
         FunctionModel,
         ModelRequest,
@@ -49,6 +50,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ".agents": (
         "Act",
         "Agent",
+        "Compaction",
         "Completed",
         "FunctionModel",
         "ModelRequest",
@@ -88,6 +90,7 @@ __all__ = [
     "Act",
     "AdmissionConflict",
     "Agent",
+    "Compaction",
     "Completed",
     "Conversation",
     "Event",

@@ -28,6 +28,7 @@ class Settings(BaseSettings):
     recoveries_max: int = Field(10, ge=0, le=1_000_000)
     abort_grace_s: float = Field(1.0, ge=0, le=3600)
     abandon_after_s: float = Field(5.0, ge=0, le=3600)
+    checkpoint_records: int = Field(64, ge=1, le=1_000_000)
     stepwise: bool = False
     record_deltas: bool = False
     spare_actors: int = Field(1, ge=0, le=16)
@@ -39,6 +40,7 @@ class Settings(BaseSettings):
             recoveries_max=self.recoveries_max,
             abort_grace_s=self.abort_grace_s,
             abandon_after_s=self.abandon_after_s,
+            checkpoint_records=self.checkpoint_records,
             stepwise=self.stepwise,
             record_deltas=self.record_deltas,
             lanes_per_actor=self.lanes_per_actor,

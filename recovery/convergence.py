@@ -10,8 +10,8 @@ import msgspec
 from ..storage.errors import StoreCorrupt
 from ..storage.header import Batch
 from ..storage.ledger import Row, State
-from ..storage.projection import ConversationView, chat_messages
-from ..storage.records import AnyRecord, InputRecorded, RunStarted, SubmissionSettled, decode_records
+from ..storage.projection import ConversationView, chat_messages, prompt_messages
+from ..storage.records import AnyRecord, InputRecorded, ModelResponded, RunStarted, SubmissionSettled, decode_records
 from ..storage.values import digest_of
 
 _ALL_PREFIXES_MAX = 400  # beyond it every 50th prefix is checked: a prompt costs as much as its prefix is long
@@ -220,11 +220,13 @@ def _check_joined(rows: Sequence[Row], records: Sequence[tuple[int, AnyRecord]],
 def _check_prompts(records: Sequence[AnyRecord], report: Any) -> None:
     """g: a prompt from any prefix of the log is valid for a provider."""
     view = ConversationView()
+    at_work = ""
     for index, record in enumerate(records, 1):
         view.add(record)
+        at_work = record.run_id if isinstance(record, RunStarted | ModelResponded) else at_work
         if len(records) > _ALL_PREFIXES_MAX and index % 50 and index != len(records):
             continue
-        fault = prompt_fault(chat_messages(view))
+        fault = prompt_fault(prompt_messages(view, at_work)) or prompt_fault(chat_messages(view))
         if fault is not None:
             report("g", f"the prompt after record {index}: {fault}", sequence=index)
             return

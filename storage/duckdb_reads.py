@@ -15,7 +15,7 @@ from .duckdb_codec import (
     control_from,
     row_from,
 )
-from .engine import Resident
+from .engine import KEYS_HELD_MAX, Key, Resident
 from .errors import LanewayError, NotFound, StoreCorrupt
 from .header import Batch, Checkpoint
 from .ledger import Row
@@ -23,8 +23,9 @@ from .readback import public, resident_from
 
 _LEDGER = f"SELECT {', '.join(LEDGER_COLUMNS)} FROM ledger"
 _CONTROL = f"SELECT {', '.join(CONTROL_COLUMNS)} FROM ledger WHERE state NOT IN ({TERMINAL_SQL})"
-_KEYS = "SELECT conversation_id, principal, idempotency_key, submission_id, queue_sequence, epoch FROM ledger"
-_ENDS = "SELECT conversation_id, max(last_sequence), arg_max(digest, last_sequence) FROM batch_log"
+_COUNTS = "SELECT conversation_id, count(*), max(queue_sequence), max(epoch) FROM ledger"
+_KEYS = "SELECT conversation_id, principal, idempotency_key, submission_id FROM ledger"
+_ENDS = "SELECT conversation_id, max(last_sequence) FROM batch_log"
 _DIGEST = BATCH_COLUMNS.index("digest")
 _LISTED_MAX = 8  # so many values stand in the statement itself: a subquery costs more to plan than to run
 _BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)} FROM batch_log"
@@ -94,14 +95,26 @@ def _digests_before(cursor: Cursor, values: Sequence[tuple[Any, ...]]) -> dict[t
     return digests
 
 
-def tail_of(cursor: Cursor, conversation_id: str) -> Tail:
-    sql = """
-        SELECT
-            (SELECT max({'sequence': last_sequence, 'digest': digest}) FROM batch_log WHERE conversation_id = $id),
-            (SELECT max(epoch) FROM ledger WHERE conversation_id = $id)
+def ends_of(cursor: Cursor, names: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Where the logs of some conversations end: last sequence and digest of each that has a log.
+
+    Two statements: to carry the digests along while the end is sought costs 7 ms for 50,000 batches, this 1.5 ms.
     """
-    end, epoch = cursor.execute(sql, {"id": conversation_id}).fetchone() or (None, None)
-    return Tail(**end or {}, epoch=epoch or 0)
+    of, parameters = _among("conversation_id", names, "name")
+    ends = dict(cursor.execute(f"{_ENDS} WHERE {of} GROUP BY ALL", parameters).fetchall())
+    if not ends:
+        return {}
+    of, parameters = _among("conversation_id", sorted(ends), "name")
+    which, more = _among("last_sequence", sorted(set(ends.values())), "end")
+    found = cursor.execute(f"{_DIGESTS} WHERE {of} AND {which}", parameters | more).fetchall()
+    return {name: (end, digest) for name, end, digest in found if ends[name] == end}
+
+
+def tail_of(cursor: Cursor, conversation_id: str) -> Tail:
+    sequence, digest = ends_of(cursor, [conversation_id]).get(conversation_id, (0, ""))
+    sql = "SELECT max(epoch) FROM ledger WHERE conversation_id = $id"
+    (epoch,) = cursor.execute(sql, {"id": conversation_id}).fetchone() or (None,)
+    return Tail(sequence=sequence, digest=digest, epoch=epoch or 0)
 
 
 def snapshot(cursor: Cursor, submission_id: str) -> Snapshot:
@@ -148,17 +161,40 @@ def load_checkpoint(cursor: Cursor, conversation_id: str) -> Checkpoint | None:
     return Checkpoint(conversation_id=name, tail_sequence=sequence, tail_digest=digest, body=body)
 
 
+def keys_held(cursor: Cursor, names: Sequence[str]) -> dict[str, dict[tuple[str, str], str]]:
+    """All admission keys of some conversations, and the submissions that hold them."""
+    held: dict[str, dict[tuple[str, str], str]] = {name: {} for name in names}
+    if names:
+        of, parameters = _among("conversation_id", names, "name")
+        for name, principal, key, submission_id in cursor.execute(f"{_KEYS} WHERE {of}", parameters).fetchall():
+            held[name][principal, key] = submission_id
+    return held
+
+
+def key_holders(cursor: Cursor, keys: Sequence[Key]) -> dict[Key, str]:
+    """The submissions that hold these admission keys, where there are any."""
+    of, parameters = _among("conversation_id", sorted({name for name, _, _ in keys}), "name")
+    which, more = _among("idempotency_key", sorted({key for _, _, key in keys}), "key")
+    found = cursor.execute(f"{_KEYS} WHERE {of} AND {which}", parameters | more).fetchall()
+    wanted = set(keys)
+    return {(name, who, key): holder for name, who, key, holder in found if (name, who, key) in wanted}
+
+
 def residents(cursor: Cursor, names: list[str]) -> dict[str, Resident | LanewayError]:
     """The headers of some conversations, in a few statements for all; one that is damaged spoils no other."""
     of, parameters = _among("conversation_id", names, "name")
-    keys: dict[str, dict[tuple[str, str], str]] = {name: {} for name in names}
+    keys: dict[str, dict[tuple[str, str], str] | None] = {name: {} for name in names}
     last: dict[str, int] = dict.fromkeys(names, 0)
     epochs: dict[str, int] = dict.fromkeys(names, 0)
-    for values in cursor.execute(f"{_KEYS} WHERE {of}", parameters).fetchall():
-        name, principal, key, submission_id, sequence, epoch = values
-        keys[name][principal, key] = submission_id
-        last[name] = max(last[name], sequence)
-        epochs[name] = max(epochs[name], epoch)
+    few: list[str] = []
+    for name, count, sequence, epoch in cursor.execute(f"{_COUNTS} WHERE {of} GROUP BY ALL", parameters).fetchall():
+        last[name], epochs[name] = sequence, epoch
+        if count <= KEYS_HELD_MAX:
+            few.append(name)
+        else:
+            keys[name] = None
+    for name, held in keys_held(cursor, few).items():
+        keys[name] = held
     known = [name for name in names if last[name]]
     rows: dict[str, list[Row]] = {name: [] for name in names}
     batches: dict[str, list[Batch]] = {name: [] for name in names}
@@ -173,7 +209,7 @@ def residents(cursor: Cursor, names: list[str]) -> dict[str, Resident | LanewayE
                 f"SELECT conversation_id FROM conversations WHERE {of}", parameters
             ).fetchall()
         }
-        for name, sequence, digest in cursor.execute(f"{_ENDS} WHERE {of} GROUP BY ALL", parameters).fetchall():
+        for name, (sequence, digest) in ends_of(cursor, known).items():
             tails[name] = Tail(sequence=sequence, digest=digest, epoch=epochs[name])
         _load_open(cursor, known, rows, batches, damaged)
     found: dict[str, Resident | LanewayError] = {}

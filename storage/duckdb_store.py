@@ -16,7 +16,7 @@ from .commands import Answer, Unit
 from .contract import LogPage, ScanPage, Snapshot, StoreInfo, Table, Tail
 from .duckdb_codec import LEDGER_UPDATED, admitted_values, batch_values, updated_values
 from .duckdb_file import DuckDBFile, full, is_disk_full, is_fatal, unavailable
-from .engine import Engine, Resident
+from .engine import Engine, Key, Resident
 from .errors import LanewayError, Refused, StoreUnavailable
 from .failpoints import NO_FAILPOINTS, Failpoints, Point
 from .header import Changes, Checkpoint, Trace
@@ -169,6 +169,10 @@ class DuckDBStore:
     def load(self, conversation_ids: Sequence[str]) -> Mapping[str, Resident | LanewayError]:
         with self._reading() as cursor:
             return duckdb_reads.residents(cursor, list(conversation_ids))
+
+    def load_keys(self, keys: Sequence[Key]) -> Mapping[Key, str]:
+        with self._reading() as cursor:
+            return duckdb_reads.key_holders(cursor, keys)
 
     def load_closed(self, conversation_id: str, submission_id: str) -> tuple[Row, Trace] | None:
         with self._reading() as cursor:

@@ -18,12 +18,29 @@ from .values import Limits
 _RESIDENT_HEADERS = 50_000  # about 2 kB each; beyond it the least recently used is read again when it is named
 
 
+KEYS_HELD_MAX = 1024
+"""So many admission keys of a conversation stay in memory; beyond it they are looked up when a unit names them."""
+
+Key = tuple[str, str, str]
+"""Conversation, principal and idempotency key."""
+
+
 @dataclasses.dataclass(slots=True)
 class Resident:
-    """A conversation that the engine keeps at hand: its header, and every admission key that it has seen."""
+    """A conversation that the engine keeps at hand: its header, and all its admission keys, None where they are many.
+
+    A header's cost must not grow with the submissions that a conversation has had.
+    """
 
     header: Header
-    keys: dict[tuple[str, str], str]
+    keys: dict[tuple[str, str], str] | None
+
+    def hold(self, row: Row) -> None:
+        """A submission was admitted."""
+        if self.keys is not None:
+            self.keys[row.principal, row.idempotency_key] = row.submission_id
+            if len(self.keys) > KEYS_HELD_MAX:
+                self.keys = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -36,6 +53,8 @@ class _Group:
     staged: dict[str, tuple[Resident, Header]] = dataclasses.field(default_factory=dict[str, tuple[Resident, Header]])
     closed: dict[str, tuple[Row, Trace]] = dataclasses.field(default_factory=dict[str, tuple[Row, Trace]])
     """Submissions that this group settled: not open any more, and not stored yet."""
+    keys: dict[Key, str | None] = dataclasses.field(default_factory=dict[Key, str | None])
+    """Who holds the keys that this group names, as far as they were looked up or admitted in it."""
 
 
 class Backing(Protocol):
@@ -43,6 +62,10 @@ class Backing(Protocol):
 
     def load(self, conversation_ids: Sequence[str]) -> Mapping[str, Resident | LanewayError]:
         """What is stored of each; a conversation that cannot be read is answered with its error."""
+        ...
+
+    def load_keys(self, keys: Sequence[Key]) -> Mapping[Key, str]:
+        """The submissions that hold these keys, where there are any."""
         ...
 
     def load_closed(self, conversation_id: str, submission_id: str) -> tuple[Row, Trace] | None:
@@ -81,7 +104,7 @@ class Engine:
     def commit(self, units: Sequence[Unit]) -> list[Answer]:
         group = _Group(now_ms=self._now_ms())
         try:
-            self._prefetch(units)
+            self._prefetch(units, group)
             for unit in units:
                 group.answers.append(self._decide(unit, group))
             if any(changes.rows or changes.batches or changes.checkpoint for changes in group.accepted):
@@ -98,20 +121,44 @@ class Engine:
         self._shrink()
         return group.answers
 
-    def _prefetch(self, units: Sequence[Unit]) -> None:
-        """Read all missing headers of a group at once: one by one, a hundred new lanes would cost a hundred reads."""
+    def _prefetch(self, units: Sequence[Unit], group: _Group) -> None:
+        """Read what a group misses at once: one by one, a hundred new lanes would cost a hundred reads."""
         missing = {unit.conversation_id: None for unit in units if unit.conversation_id not in self._resident}
         if len(missing) > 1:
             for conversation_id, found in self._backing.load(list(missing)).items():
                 if isinstance(found, Resident):
                     self._resident[conversation_id] = found
+        if len(units) > 1:
+            many = (unit for unit in units if self._has_many_keys(unit.conversation_id) and self._sound(unit))
+            self._look_up(many, group)
+
+    def _has_many_keys(self, conversation_id: str) -> bool:
+        resident = self._resident.get(conversation_id)
+        return resident is not None and resident.keys is None
+
+    def _sound(self, unit: Unit) -> bool:
+        try:
+            check_unit(unit, self._limits)
+        except LanewayError:
+            return False  # refused on its own turn, and not allowed to spoil what is asked for the others
+        return True
+
+    def _look_up(self, units: Iterable[Unit], group: _Group) -> None:
+        """Find out who holds the keys of conversations that have too many of them to be held here."""
+        wanted: dict[Key, None] = {}
+        for unit in units:
+            wanted |= dict.fromkeys(key for key in _keys_of(unit) if key not in group.keys)
+        if wanted:
+            group.keys |= dict.fromkeys(wanted) | dict(self._backing.load_keys(list(wanted)))
 
     def _decide(self, unit: Unit, group: _Group) -> Answer:
         try:
             check_unit(unit, self._limits)
             staged = group.staged.get(unit.conversation_id)
             resident, header = staged or self._loaded(unit.conversation_id)
-            header = self._with_named(unit, header, resident.keys, group.closed)
+            if resident.keys is None:
+                self._look_up((unit,), group)
+            header = self._with_named(unit, header, resident.keys, group)
             if any(_admits_anew(command, header) for command in unit.commands):
                 refusal = self._backing.refuse_admission()
                 if refusal is not None:
@@ -127,7 +174,9 @@ class Engine:
         group.closed.update(applied.closed)
         group.accepted.append(applied.changes)
         for row in applied.changes.rows:
-            resident.keys[row.principal, row.idempotency_key] = row.submission_id
+            if row.submission_id in applied.changes.admitted:
+                group.keys[row.conversation_id, row.principal, row.idempotency_key] = row.submission_id
+                resident.hold(row)
         return applied.answer
 
     def forget(self, conversation_ids: Iterable[str] | None = None) -> None:
@@ -157,8 +206,8 @@ class Engine:
         self,
         unit: Unit,
         header: Header,
-        keys: Mapping[tuple[str, str], str],
-        just_closed: Mapping[str, tuple[Row, Trace]],
+        keys: Mapping[tuple[str, str], str] | None,
+        group: _Group,
     ) -> Header:
         """Add what the unit names beyond the open rows: held keys, settled rows and their traces."""
         named: dict[tuple[str, str], str] = {}
@@ -167,7 +216,7 @@ class Engine:
         for command in unit.commands:
             if isinstance(command, Admit):
                 key = (command.principal, command.idempotency_key)
-                holder = keys.get(key)
+                holder = group.keys.get((unit.conversation_id, *key)) if keys is None else keys.get(key)
                 if holder is not None:
                     named[key] = holder
                     wanted[holder] = None
@@ -179,7 +228,7 @@ class Engine:
         for submission_id in wanted:
             if submission_id in header.rows:
                 continue
-            found = just_closed.get(submission_id) or self._backing.load_closed(unit.conversation_id, submission_id)
+            found = group.closed.get(submission_id) or self._backing.load_closed(unit.conversation_id, submission_id)
             if found is not None and found[0].settled and found[0].conversation_id == unit.conversation_id:
                 closed[submission_id], traces[submission_id] = found
         if not named and not closed:
@@ -202,3 +251,11 @@ class Engine:
 def _admits_anew(command: Command, header: Header) -> bool:
     """Whether the command asks for a row that is not there: a repeat gets its answer even when nothing more fits."""
     return isinstance(command, Admit) and (command.principal, command.idempotency_key) not in header.keys
+
+
+def _keys_of(unit: Unit) -> list[Key]:
+    return [
+        (unit.conversation_id, command.principal, command.idempotency_key)
+        for command in unit.commands
+        if isinstance(command, Admit)
+    ]

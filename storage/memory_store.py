@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 
 from .commands import Answer, Unit
 from .contract import LogPage, ScanPage, Snapshot, StoreInfo, Table, Tail
-from .engine import Engine, Resident
+from .engine import KEYS_HELD_MAX, Engine, Key, Resident
 from .errors import LanewayError, NotFound, Refused
 from .failpoints import NO_FAILPOINTS, Failpoints
 from .header import Batch, Changes, Checkpoint, Trace
@@ -27,6 +28,8 @@ class MemoryStore:
     ) -> None:
         self._now_ms = now_ms
         self._rows: dict[str, Row] = {}
+        self._by_key: dict[Key, str] = {}
+        self._by_conversation: dict[str, dict[str, Row]] = {}
         self._logs: dict[str, list[Batch]] = {}
         self._agents: dict[str, str] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -42,6 +45,8 @@ class MemoryStore:
         for change in changes:
             for row in change.rows:
                 self._rows[row.submission_id] = row
+                self._by_key[row.conversation_id, row.principal, row.idempotency_key] = row.submission_id
+                self._by_conversation.setdefault(row.conversation_id, {})[row.submission_id] = row
                 if change.materialized is not None:
                     self._agents[row.conversation_id] = change.materialized
             for batch in change.batches:
@@ -50,7 +55,13 @@ class MemoryStore:
                 self._checkpoints[change.checkpoint.conversation_id] = change.checkpoint
 
     def rows_of(self, conversation_id: str) -> list[Row]:
-        return [row for row in self._rows.values() if row.conversation_id == conversation_id]
+        return list(self._by_conversation.get(conversation_id, {}).values())
+
+    def row_of(self, conversation_id: str, submission_id: str) -> Row | None:
+        return self._by_conversation.get(conversation_id, {}).get(submission_id)
+
+    def key_holders(self, keys: Sequence[Key]) -> dict[Key, str]:
+        return {key: self._by_key[key] for key in keys if key in self._by_key}
 
     def batches_of(self, conversation_id: str, submission_id: str | None = None) -> list[Batch]:
         log = self._logs.get(conversation_id, [])
@@ -60,7 +71,9 @@ class MemoryStore:
         return conversation_id in self._agents
 
     def read_log(self, conversation_id: str, after: int = 0, limit: int = 1024) -> LogPage:
-        return page_of(self._logs.get(conversation_id, []), after, limit)
+        log = self._logs.get(conversation_id, [])
+        start = bisect.bisect_right(log, after, key=lambda batch: batch.last_sequence)
+        return page_of(log[start : start + max(limit, 1) + 1], after, limit)
 
     def inspect_tail(self, conversation_id: str) -> Tail:
         header = self._engine.header(conversation_id)
@@ -91,10 +104,8 @@ class MemoryStore:
         return public(row) if row else None
 
     def lookup_key(self, conversation_id: str, principal: str, idempotency_key: str) -> Row | None:
-        for row in self.rows_of(conversation_id):
-            if row.principal == principal and row.idempotency_key == idempotency_key:
-                return public(row)
-        return None
+        holder = self._by_key.get((conversation_id, principal, idempotency_key))
+        return self.lookup(holder) if holder is not None else None
 
     def list_rows(self, conversation_id: str | None = None, state: str | None = None, limit: int = 1000) -> list[Row]:
         rows = [
@@ -163,17 +174,22 @@ class _MemoryBacking:
             conversation_id,
             rows=[row for row in rows if not row.settled],
             batches=batches,
-            keys={(row.principal, row.idempotency_key): row.submission_id for row in rows},
+            keys=None
+            if len(rows) > KEYS_HELD_MAX
+            else {(row.principal, row.idempotency_key): row.submission_id for row in rows},
             tail=tail,
             queue_sequence_last=rows[-1].queue_sequence if rows else 0,
             materialized=self._store.materialized(conversation_id),
         )
 
+    def load_keys(self, keys: Sequence[Key]) -> Mapping[Key, str]:
+        return self._store.key_holders(keys)
+
     def load_closed(self, conversation_id: str, submission_id: str) -> tuple[Row, Trace] | None:
-        rows = [row for row in self._store.rows_of(conversation_id) if row.submission_id == submission_id]
-        if not rows:
+        row = self._store.row_of(conversation_id, submission_id)
+        if row is None:
             return None
-        return rows[0], trace_of(self._store.batches_of(conversation_id, submission_id))
+        return row, trace_of(self._store.batches_of(conversation_id, submission_id))
 
     def write(self, changes: Sequence[Changes]) -> None:
         self._store.store_changes(changes)

@@ -167,7 +167,10 @@ def mark_input_applied(work: Work, command: MarkInputApplied) -> Moved:
 
 
 def save_checkpoint(work: Work, command: SaveCheckpoint) -> Moved:
+    """It travels with a settlement: a repeat of that unit finds the row settled, and the checkpoint saved with it."""
     row = work.row(command.submission_id)
+    if row.settled:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
     work.require_fence(row.submission_id)
     if command.tail_sequence != work.tail_sequence or command.tail_digest != work.tail_digest:
         raise Refused("the checkpoint is not of this tail", code="checkpoint_stale")

@@ -6,15 +6,17 @@ history").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field
+from typing import Any, Literal
 
+from .prompt import Prompt, messages_of
 from .records import (
     AbortRequested,
     AnyRecord,
     ApprovalDecided,
     ApprovalRequested,
+    CompactionCreated,
     ConversationCreated,
     InputRecorded,
     ModelInterrupted,
@@ -30,7 +32,6 @@ from .records import (
     ToolCallSettled,
     ToolCallUnknown,
 )
-from .values import encode
 
 
 @dataclass(slots=True)
@@ -103,23 +104,41 @@ class RunView:
         return [call for call in turn.calls if call.open] if turn else []
 
 
+_DERIVED: Mapping[str, bool] = {"derived": True}
+
+
+def derived(of: Field[Any]) -> bool:
+    """Whether a field of a view follows from the others, or from the log: a checkpoint leaves it out."""
+    return bool(of.metadata.get("derived"))
+
+
 @dataclass(slots=True)
 class ConversationView:
-    """A conversation as its log tells it.
+    """A conversation as its log tells it: what decides, and beside it what prompts are made of (`prompt`).
 
-    `entries` holds user inputs and model turns in log order: what prompts and exports are made of. `settlements` and
-    `inputs` map a submission to its record.
+    `settlements` and `inputs` map a submission to its record. With `keep` "open", as lanes hold it, a submission that
+    has settled leaves its settlement alone behind, and that goes, too, once another run starts: a head is only claimed
+    when all work before it is closed, or parked. What is left does not grow with the length of the log.
     """
 
+    keep: Literal["all", "open"] = "all"
     agent: str | None = None
     tail_sequence: int = 0
-    entries: list[InputRecorded | TurnView] = field(default_factory=list["InputRecorded | TurnView"])
+    last_queue_sequence: int = 0
+    covered: int = 0
+    """Up to this sequence an artifact stands for the history in prompts."""
     inputs: dict[str, InputRecorded] = field(default_factory=dict[str, InputRecorded])
     runs: dict[str, RunView] = field(default_factory=dict[str, RunView])
     aborts: dict[str, AbortRequested] = field(default_factory=dict[str, AbortRequested])
     settlements: dict[str, SubmissionSettled] = field(default_factory=dict[str, SubmissionSettled])
-    calls: dict[str, CallView] = field(default_factory=dict[str, CallView])
     run_by_submission: dict[str, str] = field(default_factory=dict[str, str])
+    calls: dict[str, CallView] = field(default_factory=dict[str, CallView], metadata=_DERIVED)
+    prompt: Prompt = field(default_factory=Prompt, metadata=_DERIVED)
+    checkpointed: int = field(default=0, metadata=_DERIVED)
+    """The tail of the last checkpoint that is known of."""
+
+    def __post_init__(self) -> None:
+        self.prompt.whole = self.keep == "all"
 
     def extend(self, records: Iterable[AnyRecord]) -> None:
         for record in records:
@@ -127,15 +146,21 @@ class ConversationView:
 
     def add(self, record: AnyRecord) -> None:
         """Fold the next record in."""
+        self.prompt.add(self.tail_sequence + 1, record)
+        self._fold(record)
+
+    def _fold(self, record: AnyRecord) -> None:
         self.tail_sequence += 1
         match record:
             case ConversationCreated():
                 self.agent = record.agent
             case InputRecorded():
                 self.inputs[record.submission_id] = record
-                self.entries.append(record)
                 self._join(record)
+                self.last_queue_sequence = max(self.last_queue_sequence, record.queue_sequence)
             case RunStarted():
+                if self.keep == "open":
+                    self.settlements.clear()
                 self.runs[record.run_id] = RunView(record.run_id, record.submission_id, record)
                 self.run_by_submission[record.submission_id] = record.run_id
             case ModelResponded():
@@ -168,10 +193,29 @@ class ConversationView:
                 self.aborts[record.submission_id] = record
             case RunCompleted():
                 self.runs[record.run_id].completed = record
+            case CompactionCreated():
+                self.covered = max(self.covered, record.covers_sequence)
+                run = self.runs.get(record.run_id)
+                if run is not None:
+                    run.stalled = 0
             case SubmissionSettled():
                 self._settle(record)
             case _:
-                pass  # deltas, compaction and repairs change no turn
+                pass  # deltas and repairs change no turn
+
+    def insert(self, after: int, records: Sequence[AnyRecord]) -> None:
+        """Fold in what others put into the log behind `after`, before records that stand here and not there yet.
+
+        Others settle work that nobody runs, by its abort: they say nothing and call no model.
+        """
+        self.prompt.insert(after, records)
+        for record in records:
+            self._fold(record)
+
+    def relink(self) -> None:
+        """Make the index of calls again, from the runs."""
+        calls = (call for run in self.runs.values() for turn in run.turns for call in turn.calls)
+        self.calls = {call.call.id: call for call in calls}
 
     def run_of(self, submission_id: str) -> RunView | None:
         """The run of a submission, None before it has started or after it was folded away."""
@@ -193,7 +237,6 @@ class ConversationView:
         run.turns.append(turn)
         run.stalled = 0
         run.unanswered = False
-        self.entries.append(turn)
         for call in calls:
             self.calls[call.call.id] = call
 
@@ -211,97 +254,31 @@ class ConversationView:
 
     def _settle(self, record: SubmissionSettled) -> None:
         self.settlements[record.submission_id] = record
+        if self.keep == "open":
+            self.inputs.pop(record.submission_id, None)
+            self.aborts.pop(record.submission_id, None)
+            self._fold_away(self.runs.get(record.run_id or ""))
 
-
-def user_message(record: InputRecorded) -> dict[str, Any]:
-    return {"role": "user", "content": record.content, **record.extra}
-
-
-def tool_content(settled: ToolCallSettled) -> Any:
-    """What the model reads as the call's result: text as it is, other values as JSON, a failure as its error."""
-    if settled.outcome == "failed" and settled.error is not None:
-        return encode({"error": {"code": settled.error.code, "message": settled.error.message}}).decode()
-    if isinstance(settled.result, str) or settled.message_keys is not None:
-        return settled.result
-    return encode(settled.result).decode()
-
-
-def unknown_content(unknown: ToolCallUnknown) -> str:
-    """What the model reads of a call whose outcome nobody can prove yet."""
-    message = f"nobody knows yet whether this call took effect: {unknown.reason}"
-    return encode({"unknown": {"message": message}}).decode()
-
-
-def turn_messages(turn: TurnView) -> Iterator[dict[str, Any]]:
-    """A turn in OpenAI's chat format: the response, then its results in declaration order.
-
-    It must be `complete`, or what is open of it unknown.
-    """
-    response = turn.response
-    message: dict[str, Any] = {"role": "assistant", "content": response.content, **response.extra}
-    if response.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.provider_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-                **call.extra,
-            }
-            for call in response.tool_calls
-        ]
-    yield message
-    for call in turn.calls:
-        keys = call.settled.message_keys if call.settled is not None else None
-        if call.settled is not None:
-            content = tool_content(call.settled)
-        else:
-            assert call.unknown is not None
-            content = unknown_content(call.unknown)
-        yield {
-            "role": "tool",
-            "tool_call_id": call.call.provider_id,
-            **({"name": call.call.name} if keys is None else keys),
-            "content": content,
-        }
+    def _fold_away(self, run: RunView | None) -> None:
+        """A run goes when it has settled with all that joined it."""
+        if run is None or any(
+            name not in self.settlements for name in (run.submission_id, *(item.submission_id for item in run.joined))
+        ):
+            return
+        del self.runs[run.run_id]
+        self.run_by_submission.pop(run.submission_id, None)
+        for call in (call for turn in run.turns for call in turn.calls):
+            self.calls.pop(call.call.id, None)
 
 
 def chat_messages(view: ConversationView) -> list[dict[str, Any]]:
-    """The conversation in OpenAI's chat format: valid for a provider at every prefix of the log.
+    """The whole conversation in OpenAI's chat format, valid for a provider at every prefix of the log.
 
-    A turn whose batch of calls is not complete is left out with its partial results; what users said stays
-    (Specification 10).
+    It is for exports, and takes a view that keeps all; `prompt_messages` is what a model gets to read.
     """
-    messages: list[dict[str, Any]] = []
-    for entry in view.entries:
-        if isinstance(entry, InputRecorded):
-            messages.append(user_message(entry))
-        elif entry.complete:
-            messages.extend(turn_messages(entry))
-    return messages
+    return messages_of(view.prompt.entries)
 
 
 def prompt_messages(view: ConversationView, run_id: str) -> list[dict[str, Any]]:
-    """The prompt for the next model call of a run: valid for a provider at every prefix of the log.
-
-    It tells what is unknown of parked work (DUR-009), and what belongs to this run stands last: parked work that goes
-    on after later submissions answers its own request.
-    """
-    others: list[dict[str, Any]] = []
-    own: list[dict[str, Any]] = []
-    at_work: str | None = None  # whose run an input without one of its own was said to
-    for entry in view.entries:
-        if isinstance(entry, InputRecorded):
-            at_work = entry.run_id or view.run_by_submission.get(entry.submission_id, at_work)
-            (own if at_work == run_id else others).append(user_message(entry))
-            continue
-        at_work = entry.response.run_id
-        if entry.complete or (at_work != run_id and _is_parked(view, entry)):
-            (own if at_work == run_id else others).extend(turn_messages(entry))
-    return others + own
-
-
-def _is_parked(view: ConversationView, turn: TurnView) -> bool:
-    """Whether all that is open of the turn is unknown, and its run has not ended without it."""
-    run = view.runs[turn.response.run_id]
-    ended = run.completed is not None or run.submission_id in view.settlements
-    return not ended and all(call.unknown is not None for call in turn.calls if call.open)
+    """The prompt for the next model call of a run: what a compaction covers is replaced by its artifact."""
+    return view.prompt.messages(run_id)

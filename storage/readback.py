@@ -104,7 +104,7 @@ def resident_from(
     *,
     rows: Iterable[Row],
     batches: Iterable[Batch],
-    keys: dict[tuple[str, str], str],
+    keys: dict[tuple[str, str], str] | None,
     tail: Tail,
     queue_sequence_last: int,
     materialized: bool,

@@ -172,6 +172,8 @@ class CompactionCreated(Record, tag="compaction_created"):
     run_id: str
     covers_sequence: int
     artifact: Any
+    covers_responses: int = 0
+    """How many complete responses the artifact stands for: the place in the conversation survives it."""
 
 
 class AbortRequested(Record, tag="abort_requested"):

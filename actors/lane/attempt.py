@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ from ...storage.commands import (
 from ...storage.errors import StoreCorrupt
 from ...storage.ledger import Abort, Row, State
 from ...storage.records import ErrorFact, decode_records
-from . import approvals, calls, facts, joining, model_turn, turn
+from . import approvals, calls, compaction, facts, history, joining, model_turn, turn
 from .claimed import Claimed, Interrupted
 
 _log = logging.getLogger("laneway.lane")
@@ -137,7 +138,8 @@ class Attempt:
                 case turn.Join():
                     await joining.join(claimed)
                 case turn.CallModel(number):
-                    self.over = not await model_turn.call_model(claimed, number)
+                    if not await compaction.compact(claimed):
+                        self.over = not await model_turn.call_model(claimed, number)
                 case turn.RunCalls(open_calls):
                     await calls.run_calls(claimed, open_calls)
                 case turn.Reconcile(uncertain):
@@ -185,9 +187,13 @@ class Attempt:
                 claimed.outbox.record(*decode_records(claimed.row.reservation.body, where="the reservation"))
             case turn.Finalize():
                 pass
+        joined = joining.joined_ids(claimed)  # the view may fold the run away with its settlement
         await joining.settle_joined(claimed, claimed.view.settlements[self.submission_id])
+        if history.checkpoint_due(claimed.view, claimed.services):
+            make = functools.partial(history.make_checkpoint, self.submission_id, claimed.services, claimed.view)
+            claimed.outbox.checkpoint(make)
         claimed.outbox.command(Finalize(submission_id=self.submission_id))
-        joining.finalize_joined(claimed)
+        joining.finalize_joined(claimed, joined)
         if next_claim is not None:
             claimed.outbox.command(next_claim)
         await claimed.outbox.flush()

@@ -44,6 +44,7 @@ class Claimed:
     looked_after_turn: int = 0
     """The boundary at which this run last claimed what waits: it looks once a boundary."""
     deadline_passed: bool = False
+    compaction_failed: bool = False
     _effects: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
     @property

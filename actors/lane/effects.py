@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...agents.agent import Agent
+from ...agents.compaction import Compaction
 from ...agents.protocol import Delta, ModelRequest, ModelResponse
 from ...agents.reconcile import Reconciliation
 from ...agents.responses import check_response
@@ -172,3 +173,21 @@ async def reconcile(tool: Tool, context: ToolContext, arguments: dict[str, Any],
         if _passes(error):
             raise
         return None
+
+
+async def compact(compaction: Compaction, messages: list[dict[str, Any]], settings: LaneSettings) -> Succeeded | Failed:
+    """The artifact that the agent's compactor makes of `messages`; whatever goes wrong is its failure alone."""
+    deadline = asyncio.timeout(compaction.timeout_s)
+    try:
+        async with deadline:
+            artifact = await compaction.artifact(messages)
+        limits = settings.limits
+        check_json(artifact, "artifact", bytes_max=limits.input_bytes_max, depth_max=limits.json_depth_max)
+    except BaseException as error:
+        if _passes(error):
+            raise
+        if deadline.expired():
+            message = f"the compactor gave no answer within {compaction.timeout_s} s"
+            return Failed(ErrorFact(code="compactor_timeout", message=message))
+        return Failed(error_fact(error, "compactor_failed"))
+    return Succeeded(artifact)

@@ -15,6 +15,7 @@ from ...storage.records import (
     AnyRecord,
     ApprovalDecided,
     ApprovalRequested,
+    CompactionCreated,
     ConversationCreated,
     ErrorFact,
     InputRecorded,
@@ -159,6 +160,16 @@ def model_interrupted(run_id: str, turn: int, attempt_id: str, tries: int, reaso
         turn=turn,
         attempt_id=attempt_id,
         reason=reason,
+    )
+
+
+def compaction_created(run_id: str, covers_sequence: int, covers_responses: int, artifact: Any) -> CompactionCreated:
+    return CompactionCreated(
+        id=record_id("compaction_created", run_id, covers_sequence),
+        run_id=run_id,
+        covers_sequence=covers_sequence,
+        covers_responses=covers_responses,
+        artifact=artifact,
     )
 
 

@@ -97,8 +97,8 @@ def settle_likewise(claimed: Claimed, submission_id: str, host: SubmissionSettle
     claimed.outbox.record(record)
 
 
-def finalize_joined(claimed: Claimed) -> None:
-    for submission_id in joined_ids(claimed):
+def finalize_joined(claimed: Claimed, submission_ids: Iterable[str]) -> None:
+    for submission_id in submission_ids:
         claimed.outbox.command(Finalize(submission_id=submission_id))
 
 

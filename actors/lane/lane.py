@@ -30,12 +30,13 @@ from ...storage.failpoints import Point
 from ...storage.ids import new_id, new_token
 from ...storage.ledger import EXPIRY, Receipt, Row, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, decode_records, encode_records
+from ...storage.records import AnyRecord, encode_records
 from . import facts
 from .arrivals import Arrivals
 from .attempt import Attempt
 from .claimed import Claimed
 from .feed import Feed
+from .history import load_view
 from .outbox import Outbox
 from .services import LaneServices
 from .values import Admission, admission_commands
@@ -124,7 +125,7 @@ class Lane:
             return None
         if self._view is None:
             # Most lanes that start are new conversations: the store says so, or refuses the unit by its tail.
-            receipt = await self._submit_and_claim(admission, ConversationView())
+            receipt = await self._submit_and_claim(admission, ConversationView(keep="open"))
             if receipt is not None:
                 return receipt
         return await self._submit_and_claim(admission, await self._loaded())
@@ -221,9 +222,9 @@ class Lane:
         if self._task is not None or self._services.registry.get(admission.agent) is None:
             return None
         claim = self._claim_command(admission.submission_id)
-        sequence = max(self._last_queue_sequence, *(r.queue_sequence for r in view.inputs.values()), 0) + 1
+        sequence = max(self._last_queue_sequence, view.last_queue_sequence) + 1
         row = facts.admitted_row(admission, self.conversation_id, claim, sequence)
-        outbox = self._outbox(row.submission_id, claim.token, None, view)
+        outbox = self._outbox(row.submission_id, claim.token, None, None, view)
         outbox.command(*admission_commands(admission), claim)
         attempt = Attempt(self._claimed(row, claim.attempt_id, outbox, view))
         attempt.prepare_start()
@@ -362,7 +363,7 @@ class Lane:
     def _attempt_of(self, grant: Grant) -> Attempt:
         assert self._view is not None
         self._last_attempt_id = grant.attempt_id
-        outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, self._view)
+        outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, grant.tail_digest, self._view)
         self._arrivals.learn(grant.arrived)
         attempt = Attempt(self._claimed(grant.row, grant.attempt_id, outbox, self._view))
         self._last_queue_sequence = max(self._last_queue_sequence, grant.row.queue_sequence)
@@ -388,7 +389,9 @@ class Lane:
             replaces=self._last_attempt_id if self._attempt is None else None,
         )
 
-    def _outbox(self, submission_id: str, token: str, epoch: int | None, view: ConversationView) -> Outbox:
+    def _outbox(
+        self, submission_id: str, token: str, epoch: int | None, tail_digest: str | None, view: ConversationView
+    ) -> Outbox:
         return Outbox(
             self.conversation_id,
             submission_id,
@@ -396,6 +399,7 @@ class Lane:
             view,
             token=token,
             epoch=epoch,
+            tail_digest=tail_digest,
             producer_id=self._services.owner_id,
             published=self._published,
             stepwise=self._services.settings.stepwise,
@@ -407,16 +411,9 @@ class Lane:
     # --- the log -----------------------------------------------------------------------------------------------------
 
     async def _loaded(self) -> ConversationView:
-        """The projection of the whole log, read once and kept from then on."""
+        """What the log says, read once and kept from then on."""
         if self._view is None:
-            view = ConversationView()
-            while True:
-                page = await self._services.store.read_log(self.conversation_id, view.tail_sequence, 1024)
-                for batch in page.batches:
-                    view.extend(decode_records(batch.body, where=f"{self.conversation_id} at {batch.first_sequence}"))
-                if not page.more:
-                    break
-            self._view = view
+            self._view = await load_view(self.conversation_id, self._services)
         return self._view
 
     def _published(self, first_sequence: int, records: tuple[AnyRecord, ...]) -> None:

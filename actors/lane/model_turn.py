@@ -10,6 +10,7 @@ from ...storage.projection import prompt_messages
 from . import effects, facts
 from .claimed import Claimed, Interrupted
 from .deltas import DeltaLog
+from .history import load_prompt
 from .stopping import SelfCancelled
 
 
@@ -17,6 +18,7 @@ async def call_model(claimed: Claimed, number: int) -> bool:
     """Ask for turn `number` and record the complete response; False when the model failed for good, and so the run."""
     agent = claimed.agent
     await claimed.outbox.flush()
+    await load_prompt(claimed.row.conversation_id, claimed.services, claimed.outbox, claimed.view)
     request = ModelRequest(
         conversation_id=claimed.row.conversation_id,
         submission_id=claimed.submission_id,
@@ -26,6 +28,7 @@ async def call_model(claimed: Claimed, number: int) -> bool:
         attempt=claimed.row.attempts,
         operation_id=f"{claimed.run_id}:{number}",
         messages=prompt_messages(claimed.view, claimed.run_id),
+        responses=claimed.view.prompt.responses,
         instructions=agent.instructions,
         tools=[tool.schema() for tool in agent.tools if isinstance(tool, Tool)],
     )

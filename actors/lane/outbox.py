@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...storage.commands import (
@@ -28,6 +29,7 @@ from ...storage.commands import (
     ReserveSettlement,
     Result,
     Resume,
+    SaveCheckpoint,
     Unit,
 )
 from ...storage.contract import LogPage
@@ -36,7 +38,7 @@ from ...storage.failpoints import Failpoints, Point
 from ...storage.ids import new_id
 from ...storage.ledger import Abort, Receipt, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, InputRecorded, decode_records, encode_records
+from ...storage.records import AnyRecord, InputRecorded, chained_digest, decode_records, encode_records
 from ...storage.values import Limits
 from .arrivals import Arrivals
 
@@ -66,6 +68,18 @@ _POINT_AFTER: dict[str, Point] = {
 }
 
 
+MakeCheckpoint = Callable[[int, str], SaveCheckpoint | None]
+"""Given the log's tail, sequence and digest, a checkpoint of it or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LateCheckpoint:
+    make: MakeCheckpoint
+
+
+_Step = AnyCommand | AnyRecord | _LateCheckpoint
+
+
 class LogStore(Protocol):
     """What an outbox needs of the store's client."""
 
@@ -90,6 +104,7 @@ class Outbox:
         *,
         token: str,
         epoch: int | None,
+        tail_digest: str | None,
         producer_id: str,
         published: Published,
         stepwise: bool,
@@ -111,7 +126,8 @@ class Outbox:
         self._failpoints = failpoints
         self._failure: LanewayError | None = None
         self._tail = view.tail_sequence
-        self._steps: list[AnyCommand | AnyRecord] = []
+        self._tail_digest = tail_digest  # None where the store has not told it yet
+        self._steps: list[_Step] = []
         self._lock = asyncio.Lock()
         self._carried: set[asyncio.Task[None]] = set()
         self.receipt: Receipt | None = None
@@ -136,6 +152,13 @@ class Outbox:
         """Put ledger commands into the next flush."""
         self._steps.extend(commands)
 
+    def checkpoint(self, make: MakeCheckpoint) -> None:
+        """Let a checkpoint travel with the records before it, if `make` gives one; it is asked when the tail is known.
+
+        It costs no commit of its own, and must come before the command that gives the lane back.
+        """
+        self._steps.append(_LateCheckpoint(make))
+
     async def flush(self) -> None:
         """Commit all that gathered, in order; return when it is durable.
 
@@ -146,7 +169,7 @@ class Outbox:
             if self._failure is not None:
                 raise self._failure
             while self._steps:
-                count = 1 if self._stepwise else len(self._steps)
+                count = self._next_count()
                 steps, self._steps = self._steps[:count], self._steps[count:]
                 try:
                     await self._commit(steps)
@@ -166,12 +189,22 @@ class Outbox:
         if not task.cancelled():
             task.exception()  # a refusal is raised again by every later flush
 
-    async def _commit(self, steps: list[AnyCommand | AnyRecord]) -> None:
+    def _next_count(self) -> int:
+        """How many steps go together: all, or stepwise one, with a checkpoint that follows it."""
+        if not self._stepwise:
+            return len(self._steps)
+        rest = (index for index in range(1, len(self._steps)) if not isinstance(self._steps[index], _LateCheckpoint))
+        return next(rest, len(self._steps))
+
+    async def _commit(self, steps: list[_Step]) -> None:
         before: list[AnyCommand] = []
-        after: list[AnyCommand] = []
+        after: list[AnyCommand | _LateCheckpoint] = []
         records: list[AnyRecord] = []
         names: list[str] = []
         for step in steps:
+            if isinstance(step, _LateCheckpoint):
+                after.append(step)
+                continue
             names.append(_name_of(step))
             if isinstance(step, Command):
                 (after if _follows_records(step, records) else before).append(step)
@@ -187,7 +220,10 @@ class Outbox:
             )
             for batch, body in batches
         ]
-        accepted = await self._send((*before, *appends, *after))
+        commands = (*before, *appends, *self._with_checkpoint(after, batches))
+        if not commands:
+            return
+        accepted = await self._send(commands)
         published = iter(batch for batch, _ in batches)
         for result in accepted.results:
             self._take(result, next(published) if isinstance(result, Appended) else ())
@@ -211,6 +247,23 @@ class Outbox:
                 batches.extend(((record,), encode_records((record,)).decode()) for record in batch)
         return batches
 
+    def _with_checkpoint(
+        self, commands: list[AnyCommand | _LateCheckpoint], batches: list[tuple[tuple[AnyRecord, ...], str]]
+    ) -> list[AnyCommand]:
+        """A checkpoint is made of the tail that this unit's batches leave, and never travels without them: their fence
+        on the tail is what keeps a stale one from spoiling the unit."""
+        tail, digest = self._tail, self._tail_digest
+        for records, body in batches:
+            tail += len(records)
+            digest = None if digest is None else chained_digest(digest, body)
+        found: list[AnyCommand] = []
+        for command in commands:
+            if not isinstance(command, _LateCheckpoint):
+                found.append(command)
+            elif batches and digest is not None and (made := command.make(tail, digest)) is not None:
+                found.append(made)
+        return found
+
     def _take(self, result: Result, batch: tuple[AnyRecord, ...]) -> None:
         match result:
             case Grant() if result.token == self._token:
@@ -219,7 +272,7 @@ class Outbox:
             case Grant() | NotClaimed():
                 self.next_claim = result
             case Appended():
-                self._tail = result.last_sequence
+                self._tail, self._tail_digest = result.last_sequence, result.digest
                 if not batch or self._subject(batch[0]) == self._submission_id:
                     self.abort_seen = self.abort_seen or result.abort
                 self._arrivals.learn(result.arrived)
@@ -248,14 +301,15 @@ class Outbox:
                 if claims or stale.details["tail_sequence"] <= self._tail:
                     raise
                 await self._catch_up()
+                commands = tuple(command for command in commands if not isinstance(command, SaveCheckpoint))
 
     async def _catch_up(self) -> None:
         """Somebody settled queued work by its abort meanwhile: take those records in and go on behind them."""
         page = await self._store.read_log(self._conversation_id, self._tail, 1024)
         for batch in page.batches:
             records = decode_records(batch.body, where=f"{self._conversation_id} at {batch.first_sequence}")
-            self._view.extend(records)
-            self._tail = batch.last_sequence
+            self._view.insert(self._tail, records)
+            self._tail, self._tail_digest = batch.last_sequence, batch.digest
 
 
 def _follows_records(command: AnyCommand, records: list[AnyRecord]) -> bool:

@@ -12,6 +12,7 @@ from ...agents.registry import Registry
 from ...storage.commands import Accepted, Unit
 from ...storage.contract import LogPage, Snapshot
 from ...storage.failpoints import Failpoints
+from ...storage.header import Checkpoint
 from ...storage.ledger import Row
 from ...storage.records import AnyRecord
 from .settings import LaneSettings
@@ -26,6 +27,8 @@ class LaneStore(Protocol):
         ...
 
     async def read_log(self, conversation_id: str, after: int, limit: int) -> LogPage: ...
+
+    async def load_checkpoint(self, conversation_id: str) -> Checkpoint | None: ...
 
     async def snapshot(self, submission_id: str) -> Snapshot: ...
 

@@ -27,4 +27,8 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a tool that looks at `ctx.aborted` has to end by itself, before it is cancelled."""
     abandon_after_s: float = 5.0
     """How long an effect that was cancelled may take to end, before the lane goes on without it."""
+    checkpoint_records: int = 64
+    """A conversation is checkpointed when it settles something and has so many records since the last checkpoint."""
+    checkpoint_bytes_max: int = 1 << 20
+    """A larger checkpoint is not saved: work that is open over a long history makes it large."""
     limits: Limits = DEFAULT_LIMITS

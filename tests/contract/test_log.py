@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from store_builders import Conversation, Maker, append_of, body_of, input_record, note, raised
+from store_builders import Conversation, Maker, append_of, body_of, input_record, note, raised, settlement, settling
 
 from laneway.actors.lane.facts import step_id_of
 from laneway.storage.commands import Accepted, Append, Fence, MarkInputApplied, SaveCheckpoint
@@ -18,6 +18,7 @@ from laneway.storage.records import (
     ModelDeltaRecorded,
     StepSettled,
     ToolCallSettled,
+    chained_digest,
     decode_records,
     input_record_id,
 )
@@ -322,3 +323,23 @@ def test_the_first_record_may_create_the_conversation(lane: Conversation) -> Non
     lane.append("sub_1", created, input_record("sub_1"))
     assert decode_records(lane.batches()[0].body) == (created, input_record("sub_1"))
     assert lane.records()[1].id == input_record_id("sub_1")
+
+
+def test_a_checkpoint_that_travels_with_a_settlement_spoils_no_repeat(make: Maker, lane: Conversation) -> None:
+    """F16: the answer was lost, and the same unit comes again: it gets the first answer and changes nothing."""
+    lane.start("s1")
+    tail = lane.store.inspect_tail("c")
+    record = settlement("s1")
+    digest = chained_digest(tail.digest, body_of(record))
+    point = SaveCheckpoint(submission_id="s1", tail_sequence=tail.sequence + 1, tail_digest=digest, body="{}")
+    reserved, appended, finalized = settling(record)
+    unit = lane.unit(reserved, appended, point, finalized)
+    (first,) = lane.store.commit([unit])
+    assert isinstance(first, Accepted)
+    state = lane.state()
+    (again,) = lane.store.commit([unit])
+    assert isinstance(again, Accepted)
+    assert lane.state() == state
+    stored = lane.store.load_checkpoint("c")
+    assert stored is not None
+    assert (stored.tail_sequence, stored.tail_digest) == (tail.sequence + 1, digest)

@@ -199,14 +199,14 @@ def test_work_that_may_settle_out_of_turn_does(more: dict[str, Any], started: bo
 
 def test_an_orphan_call_in_a_prompt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule g judges what the projection gives: one that forgot to leave out an incomplete batch is caught."""
-    from laneway.storage.projection import TurnView
+    from laneway.storage.prompt import TurnEntry
 
     log = a_log((said(), began()), (responded(1, "a", "b"),), (returned(call_id(1, 1)), returned(call_id(1, 0))))
     row = a_row(state=State.RUNNING, input_sequence=1)
     assert checks([row], log, require_settled=False) == set()
-    monkeypatch.setattr(TurnView, "complete", property(lambda turn: not turn.calls[1].open))
+    monkeypatch.setattr(TurnEntry, "complete", property(lambda turn: call_id(1, 1) in turn.results))
     monkeypatch.setattr(
-        "laneway.storage.projection.turn_messages",
+        "laneway.storage.prompt.turn_messages",
         lambda turn: iter([{"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}]),
     )
     assert checks([row], log, require_settled=False) == {"g"}

@@ -147,6 +147,7 @@ EXAMPLES: tuple[AnyRecord, ...] = (
     ApprovalRequested(id="r15", run_id="run", approval_id="a", call_id="call", tool="pay", input_digest="i"),
     ApprovalDecided(id="r16", run_id="run", approval_id="a", decision="denied", author="boss", reason="no"),
     CompactionCreated(id="r17", run_id="run", covers_sequence=9, artifact={"summary": "short"}),
+    CompactionCreated(id="r17b", run_id="run", covers_sequence=9, covers_responses=4, artifact="short"),
     AbortRequested(id="r18", submission_id="s", abort_id="abt", author="alice", reason="stop"),
     RecoveryDecided(id="r19", submission_id="s", attempt_id="att", epoch=2, decision="resume", evidence="tail 7"),
     RunCompleted(id="r20", run_id="run", outcome="completed", output="done"),
