@@ -27,4 +27,10 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a tool that looks at `ctx.aborted` has to end by itself, before it is cancelled."""
     abandon_after_s: float = 5.0
     """How long an effect that was cancelled may take to end, before the lane goes on without it."""
+    faults_max: int = 5
+    """How often in a row a lane may fail in a way that nobody expected, before its conversation is quarantined."""
+    fault_backoff_first_s: float = 0.5
+    """The wait after the first such failure; it doubles with each one."""
+    drain_grace_s: float = 5.0
+    """How long tool calls in flight may go on when their process is stopped as planned."""
     limits: Limits = DEFAULT_LIMITS
