@@ -9,12 +9,14 @@ from typing import Any
 
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer, Decided, Moved
+from ..storage.contract import Quarantine
 from ..storage.ledger import Receipt
 from .decisions import Decision
 from .host import LaneHost, Poll
 from .lane.feed import Cursor
 from .lane.settings import LaneSettings
 from .lane.values import Admission, Settlement
+from .operations import Operation
 from .quiet import quiet_process
 from .ray_calls import RayLink, actor_class, answering, from_pickle, kept_agents, node_id
 
@@ -73,6 +75,10 @@ class ConversationActor:
         return await self._host.abort(conversation_id, submission_id, abort_id, author, reason)
 
     @answering
+    async def operate(self, conversation_id: str, operation: Operation) -> Receipt | Quarantine | None:
+        return await self._host.operate(conversation_id, operation)
+
+    @answering
     async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
         return await self._host.decide(conversation_id, decision)
 
@@ -88,7 +94,7 @@ class ConversationActor:
         return self._host.retire()
 
     async def close(self) -> None:
-        """Stop the lanes where they stand and give the lease back."""
+        """Release the lanes at safe boundaries and give the lease back."""
         await self._host.close()
         self._ended.set()
 

@@ -17,12 +17,14 @@ from ..agents.authority import Act, require
 from ..agents.protocol import Delta
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer, Decided, Moved
+from ..storage.contract import Quarantine
 from ..storage.errors import InvalidInput, LanewayError, NotFound
 from ..storage.failpoints import NO_FAILPOINTS, Failpoints
 from ..storage.ids import new_id
 from ..storage.ledger import Receipt, Row
 from ..storage.readback import wall_clock_ms
 from ..storage.records import AnyRecord, SubmissionSettled, decode_records
+from . import operations
 from .decisions import Decision, carry_out
 from .lane.feed import Cursor
 from .lane.lane import Lane
@@ -30,11 +32,13 @@ from .lane.services import LaneServices
 from .lane.settings import LaneSettings
 from .lane.stopping import Adrift
 from .lane.values import Admission, Settlement, settlement_of
+from .operations import Operation
 from .store_client import StoreClient, StoreLink
 
 _log = logging.getLogger("laneway.host")
 _T = TypeVar("_T")
 _SETTLED_KEPT = 4096  # outcomes that are told without a read; older ones are in the store
+_ADMISSIONS_S = 1.0  # an admission takes milliseconds where the store answers at all
 _RECHECK_S = 2.0  # how long a waiter trusts that this host would be told of a settlement
 
 
@@ -80,6 +84,7 @@ class LaneHost:
         self._adrift = Adrift(self._counts)
         self._retired = False
         self._closed = threading.Event()
+        self._draining = False
         self._at_work: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._services = LaneServices(
@@ -109,12 +114,17 @@ class LaneHost:
         self._tasks.append(asyncio.get_running_loop().create_task(self._passivate_idle()))
 
     async def close(self) -> None:
-        """Stop every lane where it stands and give the lease back; others may claim at once."""
-        self._closed.set()
+        """A planned stop: lanes are released at safe boundaries, tool calls in flight get `drain_grace_s`, and the
+        lease is given back; others may claim at once."""
+        self._draining = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(lane.close() for lane in self._lanes.values()), return_exceptions=True)
+        await self._admitted()  # what admissions under way have claimed has to be released
+        grace_s = self._settings.drain_grace_s
+        await asyncio.gather(*(lane.close(grace_s) for lane in self._lanes.values()), return_exceptions=True)
+        await self._admitted()
+        self._closed.set()
         for task in list(self._at_work):
             task.cancel()
         await asyncio.gather(*self._at_work, return_exceptions=True)
@@ -210,6 +220,14 @@ class LaneHost:
         lane = self._lane_or_visitor(conversation_id)
         return await self._to_its_end(lane.abort(submission_id, abort_id, author, reason))
 
+    async def operate(self, conversation_id: str, operation: Operation) -> Receipt | Quarantine | None:
+        """What an operator does to work that is stuck or has failed. Raises: what `operations.carry_out` raises."""
+        answer = await operations.carry_out(
+            self.store, self._registry.authorize, self.submit, operation, self._services.now_ms()
+        )
+        self._lane_or_visitor(conversation_id).recover()
+        return answer
+
     async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
         """What a person decides on open work; the lane goes on when nothing else is waited for.
 
@@ -233,6 +251,7 @@ class LaneHost:
             "adrift": self._adrift.running,
             "stained": self._adrift.running > 0,
             "retired": self._retired,
+            "draining": self._draining,
             **dict(self._counts),
         }
 
@@ -248,6 +267,11 @@ class LaneHost:
     def _at_work_count(self) -> int:
         return sum(not lane.at_rest for lane in self._lanes.values()) + len(self._at_work)
 
+    async def _admitted(self) -> None:
+        """Let what callers have handed over already reach the store."""
+        if self._at_work:
+            await asyncio.wait(list(self._at_work), timeout=_ADMISSIONS_S)
+
     # --- lanes -------------------------------------------------------------------------------------------------------
 
     async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -262,7 +286,7 @@ class LaneHost:
         nothing, and the conversation waits for its place."""
         lane = self._lanes.get(conversation_id)
         if lane is None:
-            if self._retired:
+            if self._retired or self._draining:
                 return Lane(conversation_id, self._services, may_run=False)
             if not self._make_room():
                 self._waiting[conversation_id] = None
@@ -293,7 +317,7 @@ class LaneHost:
         self._counts["passivated"] += 1
 
     def _lane_idle(self) -> None:
-        if self._waiting and not self._closed.is_set():
+        if self._waiting and not self._draining:
             asyncio.get_running_loop().call_soon(self._admit_waiting)
 
     def _admit_waiting(self) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from ..recovery.attention import conversations_in_need, owes_abort
+from ..recovery.attention import owes_abort
 from ..recovery.backoff import backoff_s
 from ..storage.commands import Accepted, Admit, Answer, Rejected, Unit
-from ..storage.contract import ControlRow, LogPage, ScanPage, Snapshot, Store
+from ..storage.contract import LogPage, Quarantine, ScanPage, Snapshot, Store
 from ..storage.errors import StoreFull, StoreUnavailable
 from ..storage.header import Checkpoint
 from ..storage.ledger import Row
@@ -98,6 +98,9 @@ class StoreClient:
     async def lookup(self, submission_id: str) -> Row | None:
         return await self.read("lookup", submission_id)
 
+    async def quarantine(self, conversation_id: str, reason: str, author: str) -> Quarantine:
+        return await self.read("quarantine", conversation_id, reason, author)
+
     async def aborts_owed(self, conversation_id: str) -> list[str]:
         owed: list[str] = []
         cursor: tuple[str, int] | None = (conversation_id, 0)
@@ -107,17 +110,6 @@ class StoreClient:
             owed.extend(row.submission_id for row in mine if owes_abort(row))
             cursor = page.cursor if len(mine) == len(page.rows) else None
         return owed
-
-    async def conversations_in_need(self, now_ms: int) -> list[str]:
-        """Conversations whose open work nobody live looks after, from a scan of all open rows."""
-        rows: list[ControlRow] = []
-        cursor: tuple[str, int] | None = None
-        while True:
-            page: ScanPage = await self.read("scan_nonterminal", cursor, 1024)
-            rows.extend(page.rows)
-            cursor = page.cursor
-            if cursor is None:
-                return conversations_in_need(rows, now_ms)
 
     async def read(self, method: str, *args: Any) -> Any:
         """Any read of the contract; an outage is waited out."""

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..recovery.alerts import Alerts, AlertSettings
 from ..storage.errors import LanewayError
 from .placement import Placement
 from .store_client import StoreClient, StoreLink
+from .sweep import SWEEP_ROWS, Sweep
 
 _log = logging.getLogger("laneway.supervisor")
 _START_TRIES = 3
@@ -47,6 +49,10 @@ class Crew(Protocol):
 
     async def activate(self, member: Member, conversation_ids: list[str]) -> None: ...
 
+    async def end(self, member: Member) -> None:
+        """Ask the process to come to safe boundaries and to give its lanes back; then end it, answer or not."""
+        ...
+
     async def stats(self, member: Member) -> dict[str, Any]: ...
 
     async def retire(self, member: Member) -> bool:
@@ -70,6 +76,8 @@ class Supervisor:
         strict: bool,
         sweep_s: float,
         now_ms: Callable[[], int],
+        alerts: AlertSettings | None = None,
+        sweep_rows: int = SWEEP_ROWS,
         chance: random.Random | None = None,
     ) -> None:
         self._crew = crew
@@ -88,6 +96,8 @@ class Supervisor:
         self._silent: Counter[str] = Counter()
         self._stained: set[str] = set()
         self._replacing: asyncio.Task[None] | None = None
+        self._drained = set[str]()
+        self._pass = Sweep(self._store, Alerts(alerts or AlertSettings()), self.counts, now_ms, rows_max=sweep_rows)
         self._closed = False
 
     async def start(self) -> None:
@@ -118,6 +128,22 @@ class Supervisor:
             started = self.counts["started"]
             async with self._changed:
                 await self._changed.wait_for(lambda was=started: self.counts["started"] > was or self._starting == 0)
+
+    async def drain(self, name: str) -> bool:
+        """Replace a process as planned; returns when it has ended. False for one that is gone or is being drained.
+
+        Nothing is placed there any more, tool calls in flight get `drain_grace_s`, and open work goes on elsewhere.
+        """
+        member = self._members.get(name)
+        if member is None or name in self._drained:
+            return False
+        self._drained.add(name)
+        moved = self._placement.remove(name)
+        self.counts["drained"] += 1
+        _log.info("%s (pid %d) is drained; its %d conversations move", name, member.pid, len(moved))
+        self._keep_spares()
+        await self._crew.end(member)
+        return True
 
     def members(self) -> list[Member]:
         return list(self._members.values())
@@ -166,7 +192,8 @@ class Supervisor:
         await self._crew.until_death(member)
         if self._closed:
             return
-        self.counts["died"] += 1
+        self.counts["ended" if member.name in self._drained else "died"] += 1
+        self._drained.discard(member.name)
         self._members.pop(member.name, None)
         self._silent.pop(member.name, None)
         self._stained.discard(member.name)
@@ -183,8 +210,8 @@ class Supervisor:
             self._sweep_now.clear()
             try:
                 await self._sweep_once()
-            except LanewayError as error:
-                _log.warning("the sweep goes on later: %s", error)
+            except Exception as error:  # recovery is a loop: whatever stops one pass, the next goes on behind it
+                _log.warning("the sweep goes on later: %s", error, exc_info=not isinstance(error, LanewayError))
             try:
                 async with asyncio.timeout(self._sweep_s):
                     await self._sweep_now.wait()
@@ -201,6 +228,8 @@ class Supervisor:
         owners = await self._store.read("owners")
         now_ms = self._now_ms()
         for name, member in self._members.items():
+            if name in self._drained:
+                continue
             if owners.get(member.owner_id, 0) > now_ms:
                 if self._silent.pop(name, 0) >= _SILENT_SWEEPS and name not in self._stained:
                     self._placement.learn(name, [])
@@ -233,17 +262,18 @@ class Supervisor:
         await self._set_silent_aside()
         if self._replacing is None or self._replacing.done():
             self._replacing = self._spawn(self._replace_stained())  # a stopped process must not hold the sweep up
-        needed = await self._store.conversations_in_need(self._now_ms())
+        await self._pass.run(self._activate)
+
+    async def _activate(self, conversation_ids: list[str]) -> None:
         groups: dict[str, list[str]] = {}
-        for conversation_id in needed:
+        for conversation_id in conversation_ids:
             groups.setdefault((await self.locate(conversation_id, patient=self._strict)).name, []).append(
                 conversation_id
             )
-        self.counts["activated"] += len(needed)
         await asyncio.gather(
             *(
-                self._crew.activate(self._members[name], conversation_ids)
-                for name, conversation_ids in groups.items()
+                self._crew.activate(self._members[name], theirs)
+                for name, theirs in groups.items()
                 if name in self._members
             )
         )

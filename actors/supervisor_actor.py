@@ -12,6 +12,7 @@ import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError
 
+from ..recovery.alerts import AlertSettings
 from ..storage.errors import StoreUnavailable
 from ..storage.ids import new_id
 from ..storage.readback import wall_clock_ms
@@ -23,6 +24,9 @@ from .ray_calls import RAY_FAILURES, RayLink, actor_class, answered, answering, 
 from .supervisor import Member, Supervisor
 
 MEMBER_PREFIX = "conversations-"
+END_MARGIN_S = (
+    8.0  # beyond the graces: what a process may take to commit its releases, and to leave what refuses to end
+)
 _ANSWER_S = 5.0  # a live process answers within milliseconds; a stopped one would hold the sweep up for ever
 
 
@@ -36,6 +40,7 @@ class RuntimePlan(msgspec.Struct, frozen=True, kw_only=True):
     max_actors: int
     spare_actors: int
     sweep_s: float
+    alerts: AlertSettings
     store_path: str
 
 
@@ -135,11 +140,16 @@ class RayCrew:
     async def end(self, member: Member) -> None:
         """End the process, gently first."""
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(stop_s(self._plan.lane)):
                 await member.handle.close.remote()
         except (TimeoutError, *RAY_FAILURES):
             pass  # it is ended all the same, and its work goes on elsewhere or at the next start
         ray.kill(member.handle)
+
+
+def stop_s(lane: LaneSettings) -> float:
+    """How long a process may take to end as planned."""
+    return lane.drain_grace_s + lane.abort_grace_s + END_MARGIN_S
 
 
 class SupervisorActor:
@@ -156,6 +166,7 @@ class SupervisorActor:
             spare_actors=plan.spare_actors,
             strict=plan.lane.lanes_per_actor == 1,
             sweep_s=plan.sweep_s,
+            alerts=plan.alerts,
             now_ms=wall_clock_ms,
         )
         self._started: asyncio.Task[None] | None = None
@@ -206,6 +217,16 @@ class SupervisorActor:
         members = self._supervisor.members()
         await asyncio.gather(*(self._crew.end(member) for member in members))
         return [member.name for member in members]
+
+    async def stop_s(self) -> float:
+        """How long `stop` may take."""
+        return stop_s(self._plan.lane)
+
+    @answering
+    async def drain(self, name: str) -> bool:
+        """Replace the process of that name as planned; False when there is none."""
+        await self._ready()
+        return await self._supervisor.drain(name)
 
     async def _ready(self) -> None:
         """A supervisor that Ray started again was never asked to start: a call does it, until one has succeeded."""

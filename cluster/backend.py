@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -10,7 +11,9 @@ from ..actors.decisions import Decision
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
 from ..actors.lane.values import Admission, Settlement
+from ..actors.operations import Operation
 from ..storage.commands import AbortAnswer, Decided, Moved
+from ..storage.contract import Quarantine
 from ..storage.errors import LanewayError
 from ..storage.ledger import Receipt
 from ..storage.values import Limits
@@ -38,6 +41,8 @@ class Host(Protocol):
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer: ...
 
+    async def operate(self, conversation_id: str, operation: Operation) -> Receipt | Quarantine | None: ...
+
     async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved: ...
 
 
@@ -62,6 +67,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     store_pid: int | None = None
     supervisor_pid: int | None = None
     counts: dict[str, int] = {}
+
+
+async def quarantined_count(read: Callable[..., Awaitable[Any]]) -> int:
+    """How many conversations are quarantined; `read` is a backend's."""
+    count, after = 0, ""
+    while page := await read("quarantined", after, 1000):
+        count, after = count + len(page), page[-1].conversation_id
+    return count
 
 
 class Backend(Protocol):
@@ -90,6 +103,10 @@ class Backend(Protocol):
         ...
 
     async def describe(self) -> Description: ...
+
+    async def drain(self, process: str) -> bool:
+        """Replace a process as planned; False when none of that name is up. Raises: Refused where there is only one."""
+        ...
 
     def actor_handle(self, conversation_id: str, host: Host) -> Any:
         """The plain Ray handle of the conversation's actor; None without Ray."""

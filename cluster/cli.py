@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import cli_data, cli_decisions, cli_demo, cli_doctor, cli_replay, cli_runtime, cli_talk
+from . import cli_data, cli_decisions, cli_demo, cli_doctor, cli_operations, cli_replay, cli_runtime, cli_talk
 
 _HELP = """A durable runtime for AI-agent conversations on Ray.
 
@@ -46,6 +46,7 @@ cli_demo.register(app)
 cli_runtime.register(app)
 cli_talk.register(app)
 cli_decisions.register(app)
+cli_operations.register(app)
 cli_replay.register(app)
 cli_data.register(app)
 cli_doctor.register(app)

@@ -146,7 +146,8 @@ def sql(
 ) -> None:
     """Ask the store in SQL.
 
-    There are the views batches, records, submissions, tool_calls and settlements. JSON is a list with one object a row.
+    There are the views batches, records, submissions, tool_calls, settlements and quarantines. JSON is a list with one
+    object a row.
     When rows are left out, standard error says so.
 
     \b

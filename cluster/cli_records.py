@@ -49,7 +49,7 @@ def _input(record: Mapping[str, Any]) -> str:
     how = "" if kind == "user" else f"{kind} "
     if "steers" in record:
         how = f"{how}(its run had ended: {record['steers']}) "
-    return f"#{record['queue_sequence']} {how}{cell_text(record['content'])}"
+    return f"#{record['queue_sequence']} {how}{cell_text(record['content'])}" + _retried(record.get("retry_of"))
 
 
 def _responded(record: Mapping[str, Any]) -> str:
@@ -68,6 +68,10 @@ def _settled(record: Mapping[str, Any]) -> str:
     error = record.get("error")
     said = _error(error) if error else cell_text(record.get("output"))
     return f"{record['outcome']}: {said}"
+
+
+def _retried(retry_of: Mapping[str, Any] | None) -> str:
+    return f"  (retry {retry_of['number']} of {retry_of['submission_id']} by {retry_of['author']})" if retry_of else ""
 
 
 def _error(error: Mapping[str, Any]) -> str:

@@ -258,6 +258,11 @@ def _print_runtime(found: Description) -> None:
     print(printable(f"{store_name(found.store)} ({kind})"))
     if found.agents:
         print(printable(f"agents {', '.join(found.agents)}"))
+    quarantined, overdue = found.counts.get("quarantined", 0), found.counts.get("overdue", 0)
+    if quarantined:
+        print(f"quarantined conversations: {quarantined:,}, see `laneway quarantine list`")
+    if overdue:
+        print(f"overdue obligations: {overdue:,}, see `laneway obligations`")
     processes = [
         *((actor.name, actor.node[:_NODE_LENGTH_SHOWN], actor.pid, actor.conversations) for actor in found.actors),
         *((name, None, pid, None) for name, pid in _others(found) if pid is not None and found.kind == "ray"),

@@ -12,6 +12,7 @@ import msgspec
 from ..actors.decisions import Decision
 from ..actors.lane.feed import Cursor
 from ..actors.lane.values import Admission, Settlement
+from ..actors.operations import Operation
 from ..recovery.classify import evidence_of
 from ..recovery.convergence import Report
 from ..recovery.explain import Explanation, explain
@@ -96,6 +97,12 @@ class Client:
             conversation_id,
             lambda host: host.abort(conversation_id, submission_id, abort_id, author, reason),
             _PATIENCE_S,
+        )
+
+    async def operate(self, conversation_id: str, operation: Operation) -> Any:
+        """What an operator does. Raises: what `actors.operations.carry_out` raises."""
+        return await self._with_owner(
+            conversation_id, lambda host: host.operate(conversation_id, operation), _PATIENCE_S
         )
 
     async def decide(self, decision: Decision) -> Decided | Moved:

@@ -33,7 +33,13 @@ def local(
     opened = open_store(store, limits=chosen.lane_settings().limits, failpoints=failpoints)
     try:
         backend = LocalBackend(
-            _listed(agents), opened, chosen.lane_settings(), failpoints, sweep_s=chosen.sweep_s, authorize=authorize
+            _listed(agents),
+            opened,
+            chosen.lane_settings(),
+            failpoints,
+            sweep_s=chosen.sweep_s,
+            authorize=authorize,
+            alerts=chosen.alert_settings(),
         )
         return Runtime(backend, owns=True)
     except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,16 @@ import msgspec
 from ..actors.host import LaneHost
 from ..actors.lane.settings import LaneSettings
 from ..actors.store_client import LocalLink
+from ..actors.sweep import Sweep
 from ..agents.agent import Agent
 from ..agents.authority import Authorize
 from ..agents.registry import Registry
+from ..recovery.alerts import Alerts, AlertSettings
 from ..storage.contract import Store
-from ..storage.errors import LanewayError
+from ..storage.errors import LanewayError, Refused
 from ..storage.failpoints import NO_FAILPOINTS, Failpoints
 from ..storage.readback import wall_clock_ms
-from .backend import ActorInfo, Description
+from .backend import ActorInfo, Description, quarantined_count
 
 _log = logging.getLogger("laneway.local")
 
@@ -36,6 +39,7 @@ class LocalBackend:
         failpoints: Failpoints = NO_FAILPOINTS,
         sweep_s: float = 5.0,
         authorize: Authorize | None = None,
+        alerts: AlertSettings | None = None,
     ) -> None:
         self.limits = settings.limits
         self._registry = Registry(agents, authorize)
@@ -45,6 +49,9 @@ class LocalBackend:
         self._failpoints = failpoints
         self._sweep_s = sweep_s
         self._host: LaneHost | None = None
+        self._alerts = Alerts(alerts or AlertSettings())
+        self._counts: Counter[str] = Counter()
+        self._pass: Sweep | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -53,7 +60,8 @@ class LocalBackend:
             await self._link.call("retire_owner", owner_id)
         self._host = LaneHost(self._link, self._registry, self._settings, failpoints=self._failpoints)
         await self._host.start()
-        await self._activate()
+        self._pass = Sweep(self._host.store, self._alerts, self._counts, wall_clock_ms)
+        await self._pass.run(self._host.activate)
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
 
     async def stop(self, *, shut_down: bool) -> None:
@@ -95,7 +103,11 @@ class LocalBackend:
                 ),
             ),
             store_pid=os.getpid(),
+            counts={**self._counts, "quarantined": await quarantined_count(self.read)},
         )
+
+    async def drain(self, process: str) -> bool:
+        raise Refused("this runtime is one process: stop it and start it again", code="drain_not_supported")
 
     def actor_handle(self, conversation_id: str, host: object) -> None:
         return None
@@ -105,10 +117,8 @@ class LocalBackend:
         while True:
             await asyncio.sleep(self._sweep_s)
             try:
-                await self._activate()
-            except LanewayError as error:
-                _log.warning("the sweep goes on later: %s", error)
-
-    async def _activate(self) -> None:
-        assert self._host is not None
-        await self._host.activate(await self._host.store.conversations_in_need(wall_clock_ms()))
+                assert self._pass is not None
+                assert self._host is not None
+                await self._pass.run(self._host.activate)
+            except Exception as error:
+                _log.warning("the sweep goes on later: %s", error, exc_info=not isinstance(error, LanewayError))

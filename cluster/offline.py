@@ -11,7 +11,7 @@ from ..storage.contract import Store
 from ..storage.errors import InvalidInput, Refused
 from ..storage.open_store import open_store
 from ..storage.values import DEFAULT_LIMITS
-from .backend import Description
+from .backend import Description, quarantined_count
 from .runtime import Runtime
 
 
@@ -44,7 +44,11 @@ class OfflineBackend:
 
     async def describe(self) -> Description:
         info = msgspec.to_builtins(self._store.info())
-        return Description(kind="offline", namespace="", agents=(), store=info, actors=())
+        counts = {"quarantined": await quarantined_count(self.read)}
+        return Description(kind="offline", namespace="", agents=(), store=info, actors=(), counts=counts)
+
+    async def drain(self, process: str) -> bool:
+        raise Refused("no runtime is up over this store", code="drain_not_supported")
 
     def actor_handle(self, conversation_id: str, host: object) -> None:
         return None

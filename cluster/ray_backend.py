@@ -21,6 +21,7 @@ from ..actors.decisions import Decision
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
 from ..actors.lane.values import Admission, Settlement
+from ..actors.operations import Operation
 from ..actors.ray_calls import (
     RAY_FAILURES,
     RayLink,
@@ -38,15 +39,17 @@ from ..agents.agent import Agent
 from ..agents.authority import Authorize
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer, Decided, Moved
+from ..storage.contract import Quarantine
 from ..storage.errors import LanewayError, RuntimeUnreachable, StoreUnavailable
 from ..storage.ledger import Receipt
 from ..storage.values import DEFAULT_LIMITS, Limits
-from .backend import ActorInfo, Description, HostGone
+from .backend import ActorInfo, Description, HostGone, quarantined_count
 from .settings import Settings
 
 STORE_NAME = "store"
 SUPERVISOR_NAME = "supervisor"
 _READ_PATIENCE_S = 60.0
+_STOP_ASKED_S = 10.0  # what a live supervisor needs to answer at all, beyond the grace that calls in flight get
 _NAMES_FREE_S = 15.0
 _ANSWER_S = 15.0  # longer than the store's restart; a process that is silent for longer has lost its lease
 
@@ -74,6 +77,9 @@ class RayHost:
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer:
         return await self._ask(_ANSWER_S, "abort", conversation_id, submission_id, abort_id, author, reason)
+
+    async def operate(self, conversation_id: str, operation: Operation) -> Receipt | Quarantine | None:
+        return await self._ask(_ANSWER_S, "operate", conversation_id, operation)
 
     async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
         return await self._ask(_ANSWER_S, "decide", conversation_id, decision)
@@ -115,6 +121,7 @@ class RayBackend:
             max_actors=settings.actors_for(cpus),
             spare_actors=settings.spare_actors,
             sweep_s=settings.sweep_s,
+            alerts=settings.alert_settings(),
             store_path=str(store_path),
         )
         return cls(settings.namespace, plan, to_pickle((list(agents), authorize)), plan.lane.limits)
@@ -139,7 +146,9 @@ class RayBackend:
         if not shut_down or self._supervisor is None:
             return
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(_STOP_ASKED_S):
+                stop_s = await self._supervisor.stop_s.remote()
+            async with asyncio.timeout(stop_s + _STOP_ASKED_S):
                 await self._supervisor.stop.remote()
         except (TimeoutError, *RAY_FAILURES):
             pass  # what does not end by itself is ended below, by name
@@ -194,16 +203,19 @@ class RayBackend:
             actors=tuple(ActorInfo(**actor) for actor in found["actors"]),
             store_pid=store_pid,
             supervisor_pid=found["pid"],
-            counts=found["counts"],
+            counts={**found["counts"], "quarantined": await quarantined_count(self.read)},
         )
 
-    async def _ask_supervisor(self, method: str) -> Any:
+    async def drain(self, process: str) -> bool:
+        return await self._ask_supervisor("drain", process)
+
+    async def _ask_supervisor(self, method: str, *args: Any) -> Any:
         """A question to the supervisor, which Ray starts again when it dies. Raises: RuntimeUnreachable."""
         deadline = time.monotonic() + _READ_PATIENCE_S
         while True:
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic()) + _ANSWER_S):
-                    return answered(await getattr(self._supervisor, method).remote())
+                    return answered(await getattr(self._supervisor, method).remote(*args))
             except (TimeoutError, *RAY_FAILURES) as error:
                 gone = isinstance(error, ActorDiedError)
                 if gone or time.monotonic() >= deadline:

@@ -12,13 +12,15 @@ from ..actors.decisions import ApprovalDecision
 from ..actors.lane.values import Settlement
 from ..recovery.convergence import Report
 from ..recovery.explain import Explanation
+from ..recovery.obligations import Obligation
 from ..storage.commands import AbortAnswer, Decided, Moved
-from ..storage.contract import Table
-from ..storage.errors import InvalidInput
+from ..storage.contract import DeadLetter, Quarantine, Table
+from ..storage.errors import InvalidInput, NotFound
 from ..storage.ledger import Receipt as LedgerReceipt
 from ..storage.ledger import Row
 from ..storage.records import Resolution
 from ..storage.values import check_text
+from . import operations
 from .backend import Backend, Description
 from .client import Client, Event, as_dict
 from .inputs import PRINCIPAL_DEFAULT, check_admission, check_author, check_resolution
@@ -335,8 +337,36 @@ class Runtime:
         """Why a submission is in its state, on what evidence, and what happens next. Raises: NotFound."""
         return self.run(self.client.explain(submission_id))
 
+    def obligations(self, *, overdue_s: float = 0.0, limit: int = 10_000) -> list[Obligation]:
+        """Open submissions by conversation and queue, each with the reason; those that are open for `overdue_s`."""
+        return self.run(operations.obligations(self.client, overdue_s, limit))
+
+    def dead_letters(self, *, every: bool = False, limit: int = 1000) -> list[DeadLetter]:
+        """Failed submissions that a bound or a passing fault brought down, newest last; with `every`, all failed."""
+        return self.run(operations.dead_letters(self.client, every, limit))
+
+    def retry(self, submission_id: str, *, author: str = PRINCIPAL_DEFAULT, reason: str = "") -> Receipt:
+        """Try failed or aborted work again as a new submission; or let work that waits for a time be claimed now.
+
+        Idempotent while the retry is open. The settled outcome stays as it is. Raises: NotFound; Refused with code
+        "not_settled", "not_failed", "unknown_unresolved", "input_not_kept" or "not_authorised".
+        """
+        return Receipt(self, self.run(operations.retry(self.client, submission_id, author, reason)))
+
+    def quarantine(self, conversation_id: str, *, reason: str, author: str = PRINCIPAL_DEFAULT) -> Quarantine:
+        """Keep a conversation from running; what runs comes to its end, and submissions are admitted all the same."""
+        return self.run(operations.quarantine(self.client, conversation_id, author, reason))
+
+    def release_quarantine(self, conversation_id: str, *, author: str = PRINCIPAL_DEFAULT) -> Quarantine:
+        """Let a conversation run again. Raises: Refused with code "not_quarantined"."""
+        return self.run(operations.release_quarantine(self.client, conversation_id, author))
+
+    def quarantined(self) -> list[Quarantine]:
+        """Conversations whose lanes nobody claims, and why."""
+        return self.run(operations.quarantined(self.client))
+
     def query(self, sql: str, *, limit: int = 10_000) -> Table:
-        """A read-only question over the views batches, records, submissions, tool_calls and settlements."""
+        """A read-only question over the views batches, records, submissions, tool_calls, settlements, quarantines."""
         return self.run(self.client.query(sql, limit))
 
     def verify(self, *, require_settled: bool = False, progress: Callable[[str], None] | None = None) -> Report:
@@ -346,6 +376,16 @@ class Runtime:
     def describe(self) -> Description:
         """Agents, store and processes of this runtime."""
         return self.run(self.client.backend.describe())
+
+    def drain(self, process: str) -> None:
+        """Replace a process of the runtime as planned; returns when it has ended. Its work goes on elsewhere.
+
+        Nothing is placed there any more, its tool calls get `drain_grace_s`, and no budget of retries is used.
+        Raises: NotFound when no process of that name is up; Refused with code "drain_not_supported" without Ray.
+        """
+        check_text(process, "process", length_max=self.client.backend.limits.id_length_max)
+        if not self.run(self.client.backend.drain(process)):
+            raise NotFound(f"no process is named {process}, or it is being drained", process=process)
 
     def stop(self) -> None:
         """End the runtime: lanes stop where they are, and what is open goes on at the next start. Idempotent."""

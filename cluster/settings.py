@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..actors.lane.settings import LaneSettings
+from ..recovery.alerts import AlertSettings
 from ..storage.errors import InvalidInput
 
 NAMESPACE_DEFAULT = "laneway"
@@ -29,6 +30,12 @@ class Settings(BaseSettings):
     abort_grace_s: float = Field(1.0, ge=0, le=3600)
     abandon_after_s: float = Field(5.0, ge=0, le=3600)
     checkpoint_records: int = Field(64, ge=1, le=1_000_000)
+    faults_max: int = Field(5, ge=1, le=1_000_000)
+    drain_grace_s: float = Field(5.0, ge=0, le=3600)
+    alert_unknown_s: float = Field(60.0, ge=0)
+    alert_approval_s: float = Field(3600.0, ge=0)
+    alert_settlement_s: float = Field(60.0, ge=0)
+    alert_interval_s: float = Field(300.0, gt=0)
     stepwise: bool = False
     record_deltas: bool = False
     spare_actors: int = Field(1, ge=0, le=16)
@@ -41,11 +48,22 @@ class Settings(BaseSettings):
             abort_grace_s=self.abort_grace_s,
             abandon_after_s=self.abandon_after_s,
             checkpoint_records=self.checkpoint_records,
+            faults_max=self.faults_max,
+            drain_grace_s=self.drain_grace_s,
             stepwise=self.stepwise,
             record_deltas=self.record_deltas,
             lanes_per_actor=self.lanes_per_actor,
             idle_s=self.idle_s,
             lease_ttl_s=self.lease_ttl_s,
+        )
+
+    def alert_settings(self) -> AlertSettings:
+        """After how long open work is overdue, and how often that is told."""
+        return AlertSettings(
+            unknown_s=self.alert_unknown_s,
+            approval_s=self.alert_approval_s,
+            settlement_s=self.alert_settlement_s,
+            interval_s=self.alert_interval_s,
         )
 
     def actors_for(self, cpus: float) -> int:

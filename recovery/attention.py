@@ -17,11 +17,20 @@ def conversations_in_need(rows: Iterable[ControlRow], now_ms: int) -> list[str]:
     An abort of running work is told to its owner, who may not know yet.
 
     `rows` come ordered by (conversation, queue sequence), as the scan gives them; so does the answer. A head that waits
-    for a person, or for its backoff, needs nobody.
+    for a person, or for its backoff, needs nobody, and nobody may look after a quarantined conversation.
+    """
+    return attention(rows, now_ms)[0]
+
+
+def attention(rows: Iterable[ControlRow], now_ms: int, decided: str | None = None) -> tuple[list[str], str | None]:
+    """The same for one page of a scan: `decided` is the conversation whose head stood in an earlier page.
+
+    The second value is what to hand over with the next page.
     """
     needed: dict[str, None] = {}
-    decided: str | None = None
     for row in rows:
+        if row.quarantined:
+            continue
         if owes_abort(row) or _hides_abort(row):
             needed[row.conversation_id] = None
         if row.conversation_id == decided or (row.state is State.UNKNOWN and row.parked):
@@ -32,7 +41,7 @@ def conversations_in_need(rows: Iterable[ControlRow], now_ms: int) -> list[str]:
             claimable = row.not_before_ms > 0  # an approval that nobody decided in time
         if claimable and not row.owner_live and row.not_before_ms <= now_ms:
             needed[row.conversation_id] = None
-    return list(needed)
+    return list(needed), decided
 
 
 def owes_abort(row: ControlRow) -> bool:

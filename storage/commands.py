@@ -55,6 +55,19 @@ class Release(Command, tag="release"):
     not_before_ms: int = 0
 
 
+class Abandon(Command, tag="abandon"):
+    """The attempt ends with the work open and nothing decided: the next claim recovers it, and finds no owner.
+
+    `planned` says that its process is stopped as planned: whoever recovers the work learns that nothing was lost.
+    """
+
+    planned: bool = False
+
+
+class MakeDue(Command, tag="make_due"):
+    """Ready work that waits for a time is claimable at once: an administrator says so, not the owner."""
+
+
 class Resume(Command, tag="resume"):
     """A recovering attempt has decided that the work goes on."""
 
@@ -163,6 +176,8 @@ AnyCommand = (
     | MarkReady
     | Claim
     | Release
+    | Abandon
+    | MakeDue
     | Resume
     | Append
     | MarkInputApplied
@@ -209,7 +224,8 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """A claim that was granted. `recovering` says that an earlier owner was lost with the work open.
+    """A claim that was granted. `recovering` says that an earlier owner left the work open, `planned` that it did so at
+    a planned stop.
 
     `joining` holds the rows that an earlier attempt claimed for this run and did not mark as joined.
     """
@@ -223,6 +239,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     recovering: bool
     joining: tuple[Row, ...] = ()
     arrived: Arrived = Arrived()
+    planned: bool = False
 
 
 class NotClaimed(msgspec.Struct, frozen=True, kw_only=True, tag="not_claimed"):

@@ -51,6 +51,9 @@ class ControlRow(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     not_before_ms: int
     updated_at_ms: int
+    admitted_at_ms: int = 0
+    quarantined: bool = False
+    """Nobody claims the conversation's lane, until it is released."""
 
 
 class ScanPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,29 @@ class ScanPage(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: tuple[ControlRow, ...]
     cursor: tuple[str, int] | None
+
+
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """Why nobody claims a conversation's lane, who said so, and since when."""
+
+    conversation_id: str
+    reason: str
+    author: str
+    since_ms: int
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission that failed for good, as the ledger tells it; `code` is that of its recorded error."""
+
+    submission_id: str
+    conversation_id: str
+    queue_sequence: int
+    agent: str
+    principal: str
+    code: str
+    attempts: int
+    admitted_at_ms: int
+    settled_at_ms: int
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +169,26 @@ class Store(Protocol):
 
     def owners(self) -> dict[str, int]:
         """All owners that were ever renewed and not retired, with the end of their lease in ms."""
+        ...
+
+    def quarantine(self, conversation_id: str, reason: str, author: str) -> Quarantine:
+        """Keep the conversation's lane from being claimed (Specification 16). The first reason stands until it is
+        released; durable, and no header is read for it: a damaged row is one cause. Admission goes on.
+
+        Raises: InvalidInput for text that cannot be stored.
+        """
+        ...
+
+    def release_quarantine(self, conversation_id: str, author: str) -> Quarantine | None:
+        """Let the lane be claimed again; what it was, or None when it was not quarantined. `author` is recorded."""
+        ...
+
+    def quarantined(self, after: str = "", limit: int = 1000) -> list[Quarantine]:
+        """Quarantined conversations in order of their id, behind `after`."""
+        ...
+
+    def dead_letters(self, codes: Sequence[str] | None = None, limit: int = 1000) -> list[DeadLetter]:
+        """Failed submissions, the newest settlement last, narrowed to these error codes; no payload is decoded."""
         ...
 
     def query(self, sql: str, limit: int = 10_000) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -54,6 +54,7 @@ CONTROL_COLUMNS = (
     "attempts",
     "not_before_ms",
     "updated_at_ms",
+    "admitted_at_ms",
 )
 TERMINAL_SQL = ", ".join(f"'{state}'" for state in sorted(TERMINAL))
 
@@ -137,9 +138,12 @@ def batch_from(values: Sequence[Any], previous: str | None) -> Batch:
         ) from error
 
 
-def control_from(values: Sequence[Any], leases: Mapping[str, int], now_ms: int) -> ControlRow:
+def control_from(
+    values: Sequence[Any], leases: Mapping[str, int], quarantined: Container[str], now_ms: int
+) -> ControlRow:
     """The control fields from CONTROL_COLUMNS; no payload is touched."""
     fields = dict(zip(CONTROL_COLUMNS, values, strict=True))
     state = State(fields.pop("state"))
     live = owner_is_live(state, fields["owner_id"], leases, now_ms)
-    return ControlRow(**fields, state=state, owner_live=live)
+    held = fields["conversation_id"] in quarantined
+    return ControlRow(**fields, state=state, owner_live=live, quarantined=held)

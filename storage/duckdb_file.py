@@ -155,7 +155,7 @@ class DuckDBFile:
             raise _unusable(self.path, f"it has schema {version}; this program knows {STORE_VERSION}", "schema_too_new")
         if shards != 1:
             raise _unusable(self.path, f"it is one of {shards} shards", "shards_mismatch")
-        views = _sql("views.sql")
+        views = _sql("additions.sql") + _sql("views.sql")
         if views_digest != digest_of(views.encode()) and not self._read_only:
             cursor.begin()
             cursor.execute(views)
@@ -164,7 +164,7 @@ class DuckDBFile:
 
 
 def _create(cursor: duckdb.DuckDBPyConnection, now_ms: int) -> None:
-    views = _sql("views.sql")
+    views = _sql("additions.sql") + _sql("views.sql")
     cursor.begin()
     cursor.execute(_sql("schema.sql"))
     cursor.execute(views)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
-from .contract import ControlRow, Snapshot, Tail
+from .contract import ControlRow, DeadLetter, Snapshot, Tail
 from .duckdb_codec import (
     BATCH_COLUMNS,
     CONTROL_COLUMNS,
@@ -27,6 +27,23 @@ _COUNTS = "SELECT conversation_id, count(*), max(queue_sequence), max(epoch) FRO
 _KEYS = "SELECT conversation_id, principal, idempotency_key, submission_id FROM ledger"
 _ENDS = "SELECT conversation_id, max(last_sequence) FROM batch_log"
 _DIGEST = BATCH_COLUMNS.index("digest")
+_FAILED_COLUMNS = DeadLetter.__struct_fields__
+_FAILED = f"""
+    SELECT {", ".join(_FAILED_COLUMNS)} FROM (
+        SELECT
+            * EXCLUDE (detail),
+            coalesce(admission ->> 'agent', '') AS agent,
+            coalesce(detail ->> 'error_code', '') AS code,
+            coalesce(CAST(detail ->> 'settled_at_ms' AS BIGINT), updated_at_ms) AS settled_at_ms
+        FROM (
+            SELECT * REPLACE (
+                CASE WHEN json_valid(detail) THEN detail ELSE '{{}}' END AS detail,
+                CASE WHEN json_valid(admission) THEN admission ELSE '{{}}' END AS admission
+            )
+            FROM ledger WHERE state = 'failed'
+        )
+    )
+"""
 _LISTED_MAX = 8  # so many values stand in the statement itself: a subquery costs more to plan than to run
 _BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)} FROM batch_log"
 _IN_ORDER = "ORDER BY conversation_id, first_sequence"
@@ -133,13 +150,18 @@ def snapshot(cursor: Cursor, submission_id: str) -> Snapshot:
 
 
 def control_rows(
-    cursor: Cursor, after: tuple[str, int] | None, count: int, leases: Mapping[str, int], now_ms: int
+    cursor: Cursor,
+    after: tuple[str, int] | None,
+    count: int,
+    leases: Mapping[str, int],
+    quarantined: Container[str],
+    now_ms: int,
 ) -> list[ControlRow]:
     """Open submissions behind `after`, by (conversation, queue sequence); payload columns are not read at all."""
     behind = "AND (conversation_id, queue_sequence) > ($name, $sequence)" if after else ""
     sql = f"{_CONTROL} {behind} ORDER BY conversation_id, queue_sequence LIMIT $count"
     parameters = {"count": count, **({"name": after[0], "sequence": after[1]} if after else {})}
-    return [control_from(values, leases, now_ms) for values in cursor.execute(sql, parameters).fetchall()]
+    return [control_from(values, leases, quarantined, now_ms) for values in cursor.execute(sql, parameters).fetchall()]
 
 
 def list_rows(cursor: Cursor, conversation_id: str | None, state: str | None, limit: int) -> list[Row]:
@@ -148,6 +170,14 @@ def list_rows(cursor: Cursor, conversation_id: str | None, state: str | None, li
     where = " AND ".join(f"{name} = ${name}" for name in given) or "true"
     newest = "ORDER BY admitted_at_ms DESC, conversation_id DESC, queue_sequence DESC LIMIT $limit"
     return [public(row) for row in reversed(rows_where(cursor, f"{where} {newest}", {**given, "limit": limit}))]
+
+
+def dead_letters(cursor: Cursor, codes: Sequence[str] | None, limit: int) -> list[DeadLetter]:
+    """Failed rows by the code in their detail; one whose detail is damaged shows without a code."""
+    which, parameters = ("true", {}) if codes is None else _among("code", list(codes), "code")
+    sql = f"{_FAILED} WHERE {which} ORDER BY settled_at_ms DESC, conversation_id DESC, queue_sequence DESC LIMIT $limit"
+    found = cursor.execute(sql, {**parameters, "limit": limit}).fetchall()
+    return [DeadLetter(**dict(zip(_FAILED_COLUMNS, values, strict=True))) for values in reversed(found)]
 
 
 def load_checkpoint(cursor: Cursor, conversation_id: str) -> Checkpoint | None:

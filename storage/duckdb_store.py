@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import duckdb
 
-from . import duckdb_query, duckdb_reads
+from . import duckdb_query, duckdb_reads, duckdb_side
 from .commands import Answer, Unit
-from .contract import LogPage, ScanPage, Snapshot, StoreInfo, Table, Tail
+from .contract import DeadLetter, LogPage, Quarantine, ScanPage, Snapshot, StoreInfo, Table, Tail
 from .duckdb_codec import LEDGER_UPDATED, admitted_values, batch_values, updated_values
 from .duckdb_file import DuckDBFile, full, is_disk_full, is_fatal, unavailable
 from .engine import Engine, Key, Resident
@@ -21,7 +21,7 @@ from .errors import LanewayError, Refused, StoreUnavailable
 from .failpoints import NO_FAILPOINTS, Failpoints, Point
 from .header import Changes, Checkpoint, Trace
 from .ledger import Row
-from .readback import page_of, public, trace_of, wall_clock_ms
+from .readback import checked_quarantine, page_of, public, trace_of, wall_clock_ms
 from .values import DEFAULT_LIMITS, Limits
 
 _FREE_CHECK_MS = 1000  # admission looks at the disk this often; a runaway log needs longer for the reserve below
@@ -66,9 +66,18 @@ class DuckDBStore:
         self._writer: _Writer | None = None
         self._leases: dict[str, int] = {}
         self._ttls: dict[str, int] = {}
-        self._engine = Engine(self, now_ms=now_ms, leases=self._leases, limits=limits, failpoints=failpoints)
+        self._quarantined: dict[str, Quarantine] = {}
+        self._limits = limits
+        self._engine = Engine(
+            self,
+            now_ms=now_ms,
+            leases=self._leases,
+            quarantined=self._quarantined,
+            limits=limits,
+            failpoints=failpoints,
+        )
         self._open()
-        self._revive_leases()
+        self._revive()
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
@@ -93,7 +102,7 @@ class DuckDBStore:
 
     def scan_nonterminal(self, cursor: tuple[str, int] | None = None, limit: int = 1024) -> ScanPage:
         with self._reading() as reader:
-            rows = duckdb_reads.control_rows(reader, cursor, limit + 1, self._leases, self._now_ms())
+            rows = duckdb_reads.control_rows(reader, cursor, limit + 1, self._leases, self._quarantined, self._now_ms())
         page = tuple(rows[:limit])
         more = len(rows) > limit and page
         return ScanPage(rows=page, cursor=(page[-1].conversation_id, page[-1].queue_sequence) if more else None)
@@ -127,7 +136,7 @@ class DuckDBStore:
     def renew_lease(self, owner_id: str, ttl_ms: int) -> int:
         """Only a new owner or another `ttl_ms` is written: after a restart of the store each lease runs anew."""
         if self._ttls.get(owner_id) != ttl_ms:
-            self._write_owner("INSERT OR REPLACE INTO owners VALUES ($id, $ttl)", {"id": owner_id, "ttl": ttl_ms})
+            self._write_aside("INSERT OR REPLACE INTO owners VALUES ($id, $ttl)", {"id": owner_id, "ttl": ttl_ms})
             self._ttls[owner_id] = ttl_ms
         end_ms = self._leases[owner_id] = self._now_ms() + ttl_ms
         return end_ms
@@ -135,10 +144,39 @@ class DuckDBStore:
     def retire_owner(self, owner_id: str) -> None:
         self._leases.pop(owner_id, None)
         if self._ttls.pop(owner_id, None) is not None:
-            self._write_owner("DELETE FROM owners WHERE owner_id = $id", {"id": owner_id})
+            self._write_aside("DELETE FROM owners WHERE owner_id = $id", {"id": owner_id})
 
     def owners(self) -> dict[str, int]:
         return dict(self._leases)
+
+    def quarantine(self, conversation_id: str, reason: str, author: str) -> Quarantine:
+        found = checked_quarantine(conversation_id, reason, author, now_ms=self._now_ms(), limits=self._limits)
+        with self._turn:
+            known = self._quarantined.get(conversation_id)
+            if known is None:
+                self._write_aside(duckdb_side.QUARANTINE, duckdb_side.quarantine_values(found))
+                known = self._quarantined[conversation_id] = found
+        return known
+
+    def release_quarantine(self, conversation_id: str, author: str) -> Quarantine | None:
+        with self._turn:
+            known = self._quarantined.get(conversation_id)
+            if known is not None:
+                checked = checked_quarantine(
+                    conversation_id, known.reason, author, now_ms=self._now_ms(), limits=self._limits
+                )
+                values = {"id": conversation_id, "author": checked.author, "now": checked.since_ms}
+                self._write_aside(duckdb_side.RELEASE, values)
+                del self._quarantined[conversation_id]
+        return known
+
+    def quarantined(self, after: str = "", limit: int = 1000) -> list[Quarantine]:
+        known = dict(self._quarantined)
+        return [known[name] for name in sorted(known) if name > after][:limit]
+
+    def dead_letters(self, codes: Sequence[str] | None = None, limit: int = 1000) -> list[DeadLetter]:
+        with self._reading() as cursor:
+            return duckdb_reads.dead_letters(cursor, codes, limit)
 
     def query(self, sql: str, limit: int = 10_000) -> Table:
         """Answer one read-only statement over the views of views.sql; the tables behind them are not offered."""
@@ -281,7 +319,7 @@ class DuckDBStore:
                     if self._file is file:
                         self._drop()
 
-    def _write_owner(self, sql: str, parameters: dict[str, str | int]) -> None:
+    def _write_aside(self, sql: str, parameters: dict[str, str | int]) -> None:
         if self._read_only:
             raise Refused(f"{self._path} is open for reading alone", code="read_only")
         with self._turn:
@@ -292,8 +330,10 @@ class DuckDBStore:
                 self._drop()
                 raise (full(self._path) if is_disk_full(error) else unavailable(error, self._path)) from error
 
-    def _revive_leases(self) -> None:
+    def _revive(self) -> None:
+        """What is kept in memory beside the headers: owners with their leases, quarantined conversations."""
         with self._reading() as cursor:
+            self._quarantined.update(duckdb_side.quarantined(cursor))
             self._ttls.update(cursor.execute("SELECT owner_id, ttl_ms FROM owners").fetchall())
         now_ms = self._now_ms()
         self._leases.update({owner_id: now_ms + ttl_ms for owner_id, ttl_ms in self._ttls.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from .commands import Admit, Answer, Command, Rejected, Unit
@@ -90,12 +90,14 @@ class Engine:
         *,
         now_ms: Callable[[], int],
         leases: Mapping[str, int],
+        quarantined: Container[str],
         limits: Limits,
         failpoints: Failpoints,
     ) -> None:
         self._backing = backing
         self._now_ms = now_ms
         self._leases = leases
+        self._quarantined = quarantined
         self._limits = limits
         self._failpoints = failpoints
         self._resident: OrderedDict[str, Resident] = OrderedDict()
@@ -167,7 +169,14 @@ class Engine:
             raise  # no answer about one unit: the whole group is to be repeated
         except LanewayError as error:
             return Rejected.from_error(error)
-        applied = apply(header, unit, now_ms=group.now_ms, leases=self._leases, limits=self._limits)
+        applied = apply(
+            header,
+            unit,
+            now_ms=group.now_ms,
+            leases=self._leases,
+            limits=self._limits,
+            quarantined=self._quarantined,
+        )
         if isinstance(applied, Rejected):
             return applied
         group.staged[unit.conversation_id] = resident, applied.header

@@ -188,12 +188,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reservation: Reservation | None = None
     settlement_sequence: int | None = None
     outcome: Outcome | None = None
+    error_code: str | None = None
+    """Of a failed settlement: what the list of dead letters is made of. The log has the error itself."""
     settled_at_ms: int | None = None
     unknown_calls: dict[str, UnknownCall] = {}
     approvals: dict[str, Approval] = {}
     not_before_ms: int = 0
     steers: str | None = None
     """The submission whose run this input is for; where that ends first, it runs by itself (Specification 5)."""
+    handed_over: bool = False
+    """Its last owner gave it up at a planned stop, and nobody has claimed it since."""
 
     @property
     def settled(self) -> bool:

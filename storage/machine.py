@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import msgspec
@@ -59,12 +59,15 @@ def apply(
     now_ms: int,
     leases: Mapping[str, int],
     limits: Limits = DEFAULT_LIMITS,
+    quarantined: Container[str] = frozenset(),
 ) -> Applied | Rejected:
     """Decide `unit` against `header`: pure, total, all commands or none.
 
     `leases` maps an owner to the moment (ms) at which its lease runs out; an owner that is missing has none.
+    `quarantined` holds the conversations whose lanes nobody may claim.
     """
-    work = Work(header, unit.fence, now_ms, leases, limits)
+    held = header.conversation_id in quarantined
+    work = Work(header, unit.fence, now_ms, leases, limits, quarantined=held)
     results: list[Result] = []
     try:
         for command in unit.commands:

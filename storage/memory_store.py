@@ -6,13 +6,13 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 
 from .commands import Answer, Unit
-from .contract import LogPage, ScanPage, Snapshot, StoreInfo, Table, Tail
+from .contract import DeadLetter, LogPage, Quarantine, ScanPage, Snapshot, StoreInfo, Table, Tail
 from .engine import KEYS_HELD_MAX, Engine, Key, Resident
 from .errors import LanewayError, NotFound, Refused
 from .failpoints import NO_FAILPOINTS, Failpoints
 from .header import Batch, Changes, Checkpoint, Trace
-from .ledger import Row
-from .readback import control_row, page_of, public, resident_from, trace_of, wall_clock_ms
+from .ledger import Row, State
+from .readback import checked_quarantine, control_row, page_of, public, resident_from, trace_of, wall_clock_ms
 from .values import DEFAULT_LIMITS, Limits
 
 
@@ -34,8 +34,15 @@ class MemoryStore:
         self._agents: dict[str, str] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
         self._leases: dict[str, int] = {}
+        self._quarantined: dict[str, Quarantine] = {}
+        self._limits = limits
         self._engine = Engine(
-            _MemoryBacking(self), now_ms=now_ms, leases=self._leases, limits=limits, failpoints=failpoints
+            _MemoryBacking(self),
+            now_ms=now_ms,
+            leases=self._leases,
+            quarantined=self._quarantined,
+            limits=limits,
+            failpoints=failpoints,
         )
 
     def commit(self, units: Sequence[Unit]) -> list[Answer]:
@@ -95,7 +102,7 @@ class MemoryStore:
             key=lambda row: (row.conversation_id, row.queue_sequence),
         )
         rows = [row for row in rows if cursor is None or (row.conversation_id, row.queue_sequence) > tuple(cursor)]
-        page = tuple(control_row(row, self._leases, now_ms) for row in rows[:limit])
+        page = tuple(control_row(row, self._leases, self._quarantined, now_ms) for row in rows[:limit])
         last = (page[-1].conversation_id, page[-1].queue_sequence) if len(rows) > limit else None
         return ScanPage(rows=page, cursor=last)
 
@@ -132,6 +139,38 @@ class MemoryStore:
 
     def owners(self) -> dict[str, int]:
         return dict(self._leases)
+
+    def quarantine(self, conversation_id: str, reason: str, author: str) -> Quarantine:
+        found = checked_quarantine(conversation_id, reason, author, now_ms=self._now_ms(), limits=self._limits)
+        return self._quarantined.setdefault(conversation_id, found)
+
+    def release_quarantine(self, conversation_id: str, author: str) -> Quarantine | None:
+        return self._quarantined.pop(conversation_id, None)
+
+    def quarantined(self, after: str = "", limit: int = 1000) -> list[Quarantine]:
+        return [self._quarantined[name] for name in sorted(self._quarantined) if name > after][:limit]
+
+    def dead_letters(self, codes: Sequence[str] | None = None, limit: int = 1000) -> list[DeadLetter]:
+        failed = [
+            row
+            for row in self._rows.values()
+            if row.state is State.FAILED and (codes is None or row.error_code in codes)
+        ]
+        failed.sort(key=lambda row: (row.settled_at_ms or 0, row.conversation_id, row.queue_sequence))
+        return [
+            DeadLetter(
+                submission_id=row.submission_id,
+                conversation_id=row.conversation_id,
+                queue_sequence=row.queue_sequence,
+                agent=row.agent,
+                principal=row.principal,
+                code=row.error_code or "",
+                attempts=row.attempts,
+                admitted_at_ms=row.admitted_at_ms,
+                settled_at_ms=row.settled_at_ms or 0,
+            )
+            for row in failed[-limit:]
+        ]
 
     def query(self, sql: str, limit: int = 10_000) -> Table:
         raise Refused("the memory store speaks no SQL; use a DuckDB store", code="sql_not_supported")

@@ -21,7 +21,14 @@ from .commands import (
 from .errors import InvalidInput, Refused
 from .ledger import EXPIRY, SETTLE_EVENTS, Abort, Approval, Event, Reservation, Row, State, UnknownCall
 from .moves_log import decode_given
-from .records import AnyRecord, SubmissionSettled, encode_records, input_record_id, settlement_record_id
+from .records import (
+    AnyRecord,
+    SubmissionSettled,
+    decode_records,
+    encode_records,
+    input_record_id,
+    settlement_record_id,
+)
 from .values import check_json, digest_of, encode
 from .work import Work, settles_by_abort_alone
 
@@ -239,10 +246,12 @@ def finalize(work: Work, command: Finalize) -> Moved:
     if sequence is None or row.reservation is None:
         raise Refused(f"the settlement of {row.submission_id} is not in the log", code="settlement_not_canonical")
     outcome = row.reservation.outcome
+    error_code = _error_code(row.reservation) if outcome == "failed" else None
     row = work.move(
         row,
         SETTLE_EVENTS[outcome],
         outcome=outcome,
+        error_code=error_code,
         settled_at_ms=work.now_ms,
         settlement_sequence=sequence,
         reservation=msgspec.structs.replace(row.reservation, body=""),  # its digest still recognises a repeat
@@ -252,6 +261,13 @@ def finalize(work: Work, command: Finalize) -> Moved:
     )
     work.drop_owner(row)
     return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def _error_code(reservation: Reservation) -> str | None:
+    for record in decode_records(reservation.body, where="the reservation"):
+        if isinstance(record, SubmissionSettled) and record.error is not None:
+            return record.error.code
+    return None
 
 
 MOVES: dict[type, Any] = {

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from .commands import (
+    Abandon,
     Admit,
     Admitted,
     Claim,
     ClaimJoining,
     Grant,
     Joining,
+    MakeDue,
     MarkJoined,
     MarkReady,
     Materialize,
@@ -160,6 +162,8 @@ def claim(work: Work, command: Claim) -> Grant | NotClaimed:
     owner = work.owner()
     if owner is not None and owner.state in MAY_HOLD and owner.token == command.token:
         return _grant(work, owner, recovering=owner.state is not State.RUNNING)
+    if work.quarantined:
+        return NotClaimed(reason="quarantined")
     if owner is not None and work.owner_is_live():
         same_owner = owner.owner_id == command.owner_id and owner.attempt_id == command.replaces
         if not same_owner:
@@ -197,6 +201,7 @@ def _take(work: Work, row: Row, command: Claim, *, recovering: bool) -> Grant:
     previous = work.owner()
     if previous is not None and previous.submission_id != row.submission_id:
         work.put(previous, token=None, owner_id=None)
+    planned = row.handed_over
     row = work.put(
         row,
         owner_id=command.owner_id,
@@ -204,12 +209,13 @@ def _take(work: Work, row: Row, command: Claim, *, recovering: bool) -> Grant:
         token=command.token,
         epoch=work.epoch,
         attempts=row.attempts + 1,
+        handed_over=False,
     )
     work.owned_by = row.submission_id
-    return _grant(work, row, recovering=recovering)
+    return _grant(work, row, recovering=recovering, planned=planned)
 
 
-def _grant(work: Work, row: Row, *, recovering: bool) -> Grant:
+def _grant(work: Work, row: Row, *, recovering: bool, planned: bool = False) -> Grant:
     return Grant(
         row=row,
         attempt_id=row.attempt_id or "",
@@ -222,6 +228,7 @@ def _grant(work: Work, row: Row, *, recovering: bool) -> Grant:
         if recovering
         else (),
         arrived=work.arrived,
+        planned=planned,
     )
 
 
@@ -236,6 +243,25 @@ def release(work: Work, command: Release) -> Moved:
     work.require_fence(row.submission_id)
     row = work.move(row, Event.RELEASE, token=None, owner_id=None, not_before_ms=command.not_before_ms)
     work.drop_owner(row)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def abandon(work: Work, command: Abandon) -> Moved:
+    """The state stays, whatever it is: whoever claims next finds work without an owner."""
+    row = work.require_fence(command.submission_id)
+    row = work.put(row, token=None, owner_id=None, handed_over=command.planned)
+    work.drop_owner(row)
+    return Moved(submission_id=row.submission_id, state=row.state)
+
+
+def make_due(work: Work, command: MakeDue) -> Moved:
+    """Raises: Refused with code "not_waiting" for work that waits for no time."""
+    row = work.row(command.submission_id)
+    if row.state is not State.READY:
+        raise Refused(f"{row.submission_id} is {row.state}", code="not_waiting", state=str(row.state))
+    if row.not_before_ms == 0:
+        return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
+    row = work.put(row, not_before_ms=0)
     return Moved(submission_id=row.submission_id, state=row.state)
 
 
@@ -322,6 +348,8 @@ MOVES: dict[type, Any] = {
     MarkReady: mark_ready,
     Claim: claim,
     Release: release,
+    Abandon: abandon,
+    MakeDue: make_due,
     Resume: resume,
     ClaimJoining: claim_joining,
     MarkJoined: mark_joined,

@@ -167,7 +167,7 @@ class ConversationView:
                 self._add_turn(record)
             case RecoveryDecided():
                 run = self.run_of(record.submission_id)
-                if run is not None:
+                if run is not None and not record.planned:
                     run.stalled += 1
             case ModelInterrupted():
                 self.runs[record.run_id].interruptions += 1

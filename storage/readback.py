@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from .contract import ControlRow, LogPage, Tail
+from .contract import ControlRow, LogPage, Quarantine, Tail
 from .engine import Resident
 from .errors import StoreCorrupt
 from .header import Batch, BatchRef, Header, Trace
 from .ledger import MAY_HOLD, Row, State
-from .records import AnyRecord, chained_digest, content_digest, decode_records
+from .records import SCHEMA_VERSION, AnyRecord, chained_digest, content_digest, decode_records
+from .values import Limits, check_text
+
+QUARANTINE_REASON_LENGTH_MAX = 4096  # a sentence for an operator, with the error that it is about
 
 
 def wall_clock_ms() -> int:
@@ -36,6 +39,11 @@ def records_of(batch: Batch) -> tuple[AnyRecord, ...]:
         "sequence": batch.first_sequence,
         "batch_id": batch.batch_id,
     }
+    if batch.schema_version > SCHEMA_VERSION:
+        known = f"this program knows {SCHEMA_VERSION}"
+        raise StoreCorrupt(
+            f"batch {batch.batch_id} of {batch.conversation_id} has schema {batch.schema_version}; {known}", **where
+        )
     if chained_digest(batch.previous_digest, batch.body) != batch.digest:
         raise StoreCorrupt(f"batch {batch.batch_id} of {batch.conversation_id} does not match its digest", **where)
     try:
@@ -69,7 +77,7 @@ def owner_is_live(state: State, owner_id: str | None, leases: Mapping[str, int],
     return state in MAY_HOLD and owner_id is not None and leases.get(owner_id, 0) > now_ms
 
 
-def control_row(row: Row, leases: Mapping[str, int], now_ms: int) -> ControlRow:
+def control_row(row: Row, leases: Mapping[str, int], quarantined: Container[str], now_ms: int) -> ControlRow:
     return ControlRow(
         submission_id=row.submission_id,
         conversation_id=row.conversation_id,
@@ -82,6 +90,18 @@ def control_row(row: Row, leases: Mapping[str, int], now_ms: int) -> ControlRow:
         attempts=row.attempts,
         not_before_ms=row.not_before_ms,
         updated_at_ms=row.updated_at_ms,
+        admitted_at_ms=row.admitted_at_ms,
+        quarantined=row.conversation_id in quarantined,
+    )
+
+
+def checked_quarantine(conversation_id: str, reason: str, author: str, *, now_ms: int, limits: Limits) -> Quarantine:
+    """Raises: InvalidInput with the field that cannot be stored."""
+    return Quarantine(
+        conversation_id=check_text(conversation_id, "conversation_id", length_max=limits.id_length_max),
+        reason=check_text(reason, "reason", length_max=QUARANTINE_REASON_LENGTH_MAX),
+        author=check_text(author, "author", length_max=limits.id_length_max),
+        since_ms=now_ms,
     )
 
 

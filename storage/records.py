@@ -47,6 +47,15 @@ class ErrorFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     details: dict[str, Any] = {}
 
 
+class RetryOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a submission comes from that nobody sent: the `number`-th retry, and who wanted it why."""
+
+    submission_id: str
+    number: int
+    author: str
+    reason: str = ""
+
+
 class ConversationCreated(Record, tag="conversation_created"):
     conversation_id: str
     agent: str
@@ -63,6 +72,8 @@ class InputRecorded(Record, tag="input_recorded"):
     """The run that this input entered while it was under way; None where the submission has a run of its own."""
     steers: str | None = None
     """The submission that this input was to steer, where that ended first: it has a run of its own then."""
+    retry_of: RetryOf | None = None
+    """The failed submission that an administrator tries again with this one."""
 
 
 class RunStarted(Record, tag="run_started"):
@@ -189,6 +200,8 @@ class RecoveryDecided(Record, tag="recovery_decided"):
     epoch: int
     decision: str
     evidence: str
+    planned: bool = False
+    """The earlier owner was stopped as planned: nothing was lost, and it uses no budget."""
 
 
 class RunCompleted(Record, tag="run_completed"):

@@ -58,6 +58,7 @@ SELECT
     detail ->> 'host_id' AS host_id,
     detail ->> 'steers' AS steers,
     detail ->> 'outcome' AS outcome,
+    detail ->> 'error_code' AS error_code,
     strftime(make_timestamp(admitted_at_ms * 1000), '%Y-%m-%dT%H:%M:%S.%gZ') AS admitted_at,
     strftime(make_timestamp(updated_at_ms * 1000), '%Y-%m-%dT%H:%M:%S.%gZ') AS updated_at,
     strftime(make_timestamp(CAST(detail ->> 'settled_at_ms' AS BIGINT) * 1000), '%Y-%m-%dT%H:%M:%S.%gZ') AS settled_at,
@@ -68,6 +69,17 @@ FROM (
     SELECT * REPLACE (CASE WHEN json_valid(detail) THEN detail ELSE '{}' END AS detail)
     FROM ledger
 );
+
+-- Conversations that were quarantined, and who released them.
+CREATE OR REPLACE VIEW quarantines AS
+SELECT
+    conversation_id,
+    reason,
+    author,
+    strftime(make_timestamp(since_ms * 1000), '%Y-%m-%dT%H:%M:%S.%gZ') AS since,
+    released_by,
+    strftime(make_timestamp(released_at_ms * 1000), '%Y-%m-%dT%H:%M:%S.%gZ') AS released_at
+FROM quarantine;
 
 -- Tool calls in the order of their declaration; the last fact of a call gives its state.
 CREATE OR REPLACE VIEW tool_calls AS

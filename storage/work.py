@@ -21,13 +21,21 @@ class Work:
     """The header under change. Moves go through `row`, `put`, `move` and `require_fence`."""
 
     def __init__(
-        self, header: Header, fence: Fence | None, now_ms: int, leases: Mapping[str, int], limits: Limits
+        self,
+        header: Header,
+        fence: Fence | None,
+        now_ms: int,
+        leases: Mapping[str, int],
+        limits: Limits,
+        *,
+        quarantined: bool = False,
     ) -> None:
         self.before = header
         self.fence = fence
         self.now_ms = now_ms
         self.leases = leases
         self.limits = limits
+        self.quarantined = quarantined
         self.materialized = header.materialized
         self.materialized_agent: str | None = None
         self.tail_sequence = header.tail_sequence

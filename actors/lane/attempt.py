@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -13,6 +11,7 @@ import msgspec
 from ...recovery.backoff import backoff_s
 from ...recovery.classify import Decision
 from ...storage.commands import (
+    Abandon,
     AbortAnswer,
     Claim,
     Finalize,
@@ -27,7 +26,7 @@ from ...storage.errors import StoreCorrupt
 from ...storage.ledger import Abort, Row, State
 from ...storage.records import ErrorFact, decode_records
 from . import approvals, calls, compaction, facts, history, joining, model_turn, turn
-from .claimed import Claimed, Interrupted
+from .claimed import Claimed
 
 _log = logging.getLogger("laneway.lane")
 _AGENT_MISSING_WAIT_MS = 15_000  # work whose agent nobody knows is offered again after this
@@ -57,24 +56,25 @@ class Attempt:
         self._start_run()
         self._mark_applied()
 
-    def recover(self, decision: Decision, left_joining: tuple[Row, ...] = ()) -> None:
-        """An earlier owner was lost: put the decision on record and go on under this epoch (DUR-013).
+    def recover(self, decision: Decision, left_joining: tuple[Row, ...] = (), *, planned: bool = False) -> None:
+        """An earlier owner left the work open: put the decision on record and go on under this epoch (DUR-013).
 
-        `left_joining` are the rows that it claimed for this run and did not mark as joined.
+        After a planned stop that uses no budget, and nobody waits. `left_joining` are the rows that the earlier owner
+        claimed for this run and did not mark as joined.
         """
         claimed, run = self._claimed, self._claimed.run
         claimed.services.counts[f"recovered:{decision.name}"] += 1
         if claimed.row.state is State.RECOVERY:
             claimed.outbox.command(Resume(submission_id=self.submission_id))
             claimed.change(state=State.RUNNING)
-        claimed.outbox.record(facts.recovery_decided(claimed.row, claimed.outbox.epoch, decision))
+        claimed.outbox.record(facts.recovery_decided(claimed.row, claimed.outbox.epoch, decision, planned=planned))
         last = run.last_turn if run else None
         if decision.name == "resume_turn" and run is not None and (last is None or last.calls or run.unanswered):
             claimed.outbox.record(
                 facts.model_interrupted(run.run_id, len(run.turns) + 1, self.attempt_id, 0, "its owner was lost")
             )
         joining.repair(claimed, left_joining)
-        if run is not None and run.stalled > 1:
+        if run is not None and run.stalled > 1 and not planned:
             self._pause_s = backoff_s(run.stalled - 1, claimed.services.chance)
         _log.info("%s: recovering %s: %s", claimed.row.conversation_id, self.submission_id, decision.name)
 
@@ -106,6 +106,28 @@ class Attempt:
         if row is not None and not self.over and row.attempt_id == self.attempt_id:
             await claimed.carry_out_abort(row.abort)
 
+    # --- endings that are not its own ---------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Come to the next safe boundary and give the lane back there (Specification 6)."""
+        self._claimed.drain()
+
+    def stop(self) -> None:
+        """The same, and calls in flight are interrupted."""
+        self._claimed.stop()
+
+    async def _hand_over(self, *, proven: bool) -> None:
+        """A planned stop: released at a safe boundary it costs no budget; what nobody can prove is for recovery."""
+        claimed = self._claimed
+        self.over = True
+        if proven and claimed.row.state is State.RUNNING:
+            claimed.outbox.command(Release(submission_id=self.submission_id))
+            claimed.services.counts["released"] += 1
+        else:
+            claimed.outbox.command(Abandon(submission_id=self.submission_id, planned=True))
+            claimed.services.counts["abandoned"] += 1
+        await claimed.outbox.flush()
+
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     async def drive(self, next_claim: Callable[[], Claim | None]) -> Grant | NotClaimed | None:
@@ -121,6 +143,8 @@ class Attempt:
             turns_max = claimed.registered.turns_max if claimed.registered else 0
             waiting = claimed.input_waits and self._no_more() is None
             action = turn.next_action(claimed.row, claimed.view, turns_max, waiting=waiting)
+            if claimed.draining and isinstance(action, turn.CallModel | turn.RunCalls | turn.Reconcile | turn.Join):
+                return await self._hand_over(proven=not isinstance(action, turn.Reconcile))
             if isinstance(action, turn.CallModel | turn.RunCalls):
                 over = self._no_more()
                 if over is not None:
@@ -240,5 +264,5 @@ class Attempt:
         """Work that takes its process down again and again waits longer each time, and its neighbours get on."""
         pause_s, self._pause_s = self._pause_s, 0.0
         await self._claimed.outbox.flush()
-        with contextlib.suppress(Interrupted):
-            await self._claimed.interruptible(asyncio.sleep(pause_s))
+        if not self._claimed.draining:
+            await self._claimed.pause(pause_s)

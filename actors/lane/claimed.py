@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -45,7 +45,12 @@ class Claimed:
     """The boundary at which this run last claimed what waits: it looks once a boundary."""
     deadline_passed: bool = False
     compaction_failed: bool = False
+    draining: bool = False
+    """The process is to end: no effect is begun any more."""
+    stopped: bool = False
+    """Effects in flight had their time: they are interrupted."""
     _effects: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    _ended_at_drain: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
     @property
     def submission_id(self) -> str:
@@ -121,6 +126,20 @@ class Claimed:
         for task in list(self._effects):
             task.cancel()
 
+    def drain(self) -> None:
+        """Begin no effect any more. Tool calls in flight go on; a model can be asked again, and pauses are over."""
+        self.draining = True
+        for task in list(self._ended_at_drain):
+            task.cancel()
+
+    def stop(self) -> None:
+        """End the effects in flight, too."""
+        self.draining = self.stopped = True
+        self.interrupt()
+
+    def _to_be_interrupted(self, at_drain: bool) -> bool:
+        return self.row.abort is not None or self.stopped or (at_drain and self.draining)
+
     @property
     def out_of_time(self) -> bool:
         remaining = self._remaining_s()
@@ -134,15 +153,17 @@ class Claimed:
         running_ms = self.services.now_ms() - run.started.started_at_ms - run.waited_ms
         return self.agent.run_timeout_s - running_ms / 1000
 
-    async def interruptible(self, work: Coroutine[Any, Any, _T], *, timed: bool = True) -> _T:
-        """Await an effect that an abort or the run's deadline may end. Raises: Interrupted, SelfCancelled.
+    async def interruptible(self, work: Coroutine[Any, Any, _T], *, timed: bool = True, at_drain: bool = False) -> _T:
+        """Await an effect that an abort, a stop or the run's deadline may end. Raises: Interrupted, SelfCancelled.
 
         It must end soon after it is cancelled: what foreign code does is held by a `Leash`. Only what is `timed` is
-        ended by the deadline.
+        ended by the deadline, and only what is `at_drain` by the very beginning of a planned stop.
         """
         task = asyncio.get_running_loop().create_task(work)
         self._effects.add(task)
-        if self.row.abort is not None:
+        if at_drain:
+            self._ended_at_drain.add(task)
+        if self._to_be_interrupted(at_drain):
             task.cancel()
         deadline = asyncio.timeout(self._remaining_s() if timed else None)
         try:
@@ -156,7 +177,7 @@ class Claimed:
             return outcome
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if self.row.abort is not None and current is not None and not current.cancelling():
+            if self._to_be_interrupted(at_drain) and current is not None and not current.cancelling():
                 raise Interrupted from None
             if current is not None and not current.cancelling():
                 raise SelfCancelled("the call cancelled its own task") from None
@@ -168,3 +189,9 @@ class Claimed:
             raise
         finally:
             self._effects.discard(task)
+            self._ended_at_drain.discard(task)
+
+    async def pause(self, pause_s: float) -> None:
+        """Wait between two tries; an abort, the run's deadline and a drain end it at once."""
+        with suppress(Interrupted):
+            await self.interruptible(asyncio.sleep(pause_s), at_drain=True)

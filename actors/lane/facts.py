@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ...recovery.classify import Decision, evidence_of, is_uncertain
 from ...storage.commands import Claim, ReserveSettlement
 from ...storage.contract import Snapshot
@@ -23,6 +25,7 @@ from ...storage.records import (
     ModelResponded,
     Outcome,
     RecoveryDecided,
+    RetryOf,
     RunCompleted,
     RunStarted,
     StepSettled,
@@ -104,6 +107,7 @@ def input_records(row: Row, view: ConversationView) -> tuple[AnyRecord, ...]:
         principal=row.principal,
         extra=payload.get("extra", {}),
         steers=row.steers,
+        retry_of=msgspec.convert(payload["retry_of"], RetryOf) if "retry_of" in payload else None,
     )
     if view.tail_sequence > 0:
         return (applied,)
@@ -274,7 +278,7 @@ def call_resolved(
     )
 
 
-def recovery_decided(row: Row, epoch: int, decision: Decision) -> RecoveryDecided:
+def recovery_decided(row: Row, epoch: int, decision: Decision, *, planned: bool = False) -> RecoveryDecided:
     return RecoveryDecided(
         id=record_id("recovery_decided", row.submission_id, epoch),
         submission_id=row.submission_id,
@@ -282,6 +286,7 @@ def recovery_decided(row: Row, epoch: int, decision: Decision) -> RecoveryDecide
         epoch=epoch,
         decision=decision.name,
         evidence=decision.evidence,
+        planned=planned,
     )
 
 

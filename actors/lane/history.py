@@ -13,7 +13,8 @@ from ...storage.checkpoint import checkpoint_body, view_from
 from ...storage.commands import SaveCheckpoint
 from ...storage.contract import LogPage
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, decode_records
+from ...storage.readback import records_of
+from ...storage.records import AnyRecord
 from .outbox import Outbox
 from .services import LaneServices
 
@@ -24,7 +25,7 @@ _PAGE_RECORDS = 1024
 async def load_view(conversation_id: str, services: LaneServices) -> ConversationView:
     """What is decided by, as of the log's end: the same from a checkpoint and from the whole log.
 
-    Raises: StoreCorrupt when a batch does not decode.
+    Raises: StoreCorrupt when a batch does not decode or match its digest.
     """
     view = await _view_from_checkpoint(conversation_id, services)
     if view is not None:
@@ -106,6 +107,6 @@ async def _page(conversation_id: str, services: LaneServices, after: int) -> Log
 
 def _records(page: LogPage, services: LaneServices) -> Iterator[tuple[int, AnyRecord]]:
     for batch in page.batches:
-        records = decode_records(batch.body, where=f"{batch.conversation_id} at {batch.first_sequence}")
+        records = records_of(batch)
         services.counts["records_read"] += len(records)
         yield from enumerate(records, batch.first_sequence)

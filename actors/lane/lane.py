@@ -8,33 +8,39 @@ import logging
 import msgspec
 
 from ...recovery.attention import NOBODY_RUNS
-from ...recovery.classify import Evidence, classify
+from ...recovery.classify import Decision, Evidence, classify
 from ...storage.commands import (
+    Abandon,
     AbortAnswer,
     Admitted,
-    Append,
     Arrived,
     Claim,
-    DecideApproval,
-    Finalize,
+    Fence,
     Grant,
-    MarkReady,
-    Materialize,
     NotClaimed,
     RequestAbort,
-    ReserveSettlement,
     Unit,
 )
-from ...storage.errors import Fenced, IllegalTransition, LanewayError, NotFound, Refused, StaleTail, StoreCorrupt
+from ...storage.errors import (
+    Fenced,
+    IllegalTransition,
+    LanewayError,
+    NotFound,
+    Refused,
+    StaleTail,
+    StoreCorrupt,
+    described,
+)
 from ...storage.failpoints import Point
 from ...storage.ids import new_id, new_token
-from ...storage.ledger import EXPIRY, Receipt, Row, State
+from ...storage.ledger import Receipt, Row, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, encode_records
-from . import facts
+from ...storage.records import AnyRecord
+from . import facts, unowned
 from .arrivals import Arrivals
 from .attempt import Attempt
 from .claimed import Claimed
+from .faults import Faults, Unclassified, reason_of
 from .feed import Feed
 from .history import load_view
 from .outbox import Outbox
@@ -42,7 +48,7 @@ from .services import LaneServices
 from .values import Admission, admission_commands
 
 _log = logging.getLogger("laneway.lane")
-_FAULT_WAIT_S = 1.0  # an unexpected error is tried again after this, not in a hot loop
+_HAND_OVER_S = 2.0  # bounds what a stopped lane may take to commit its release; a store that is away must not hold it
 
 
 class Lane:
@@ -62,6 +68,9 @@ class Lane:
         self.nothing_to_do: str | None = None
         self._attempt: Attempt | None = None
         self._last_attempt_id: str | None = None
+        self._held: tuple[str, Fence] | None = None  # the claim that this lane got last, whatever became of it
+        self._faults = Faults(services)
+        self._pausing = False
         self._last_queue_sequence = 0
         self._arrivals = Arrivals()
         self._admitting = asyncio.Lock()  # one submission at a time may claim, and they are admitted in their order
@@ -128,7 +137,11 @@ class Lane:
             receipt = await self._submit_and_claim(admission, ConversationView(keep="open"))
             if receipt is not None:
                 return receipt
-        return await self._submit_and_claim(admission, await self._loaded())
+        try:
+            view = await self._loaded()
+        except StoreCorrupt:
+            return None  # admission needs no log; the claim that follows finds the damage, and says so
+        return await self._submit_and_claim(admission, view)
 
     async def _admit(self, admission: Admission) -> Receipt:
         commands = admission_commands(admission)
@@ -206,13 +219,26 @@ class Lane:
         self.wake()
         return answer
 
-    async def close(self) -> None:
-        """Stop at once and leave the rest to whoever claims next; what is committed stays."""
+    async def close(self, grace_s: float = 0.0) -> None:
+        """A planned stop: tool calls in flight get `grace_s` to finish, then what runs is released at a safe boundary.
+
+        What cannot be released in time is left to whoever claims next; what is committed stays.
+        """
         self._closing = True
-        tasks = [task for task in (self._task, self._looking) if task is not None]
-        for task in tasks:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        task = self._task
+        if task is not None and not self._pausing:
+            if self._attempt is not None:
+                self._attempt.drain()
+            await asyncio.wait({task}, timeout=grace_s)
+            if self._attempt is not None:
+                self._attempt.stop()
+            await asyncio.wait({task}, timeout=_HAND_OVER_S + self._services.settings.abort_grace_s)
+        if task is not None and not task.done():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait({task}, timeout=_HAND_OVER_S)  # a tool may refuse to end, and its process ends it
         self.feed.close()
 
     # --- admission ---------------------------------------------------------------------------------------------------
@@ -240,6 +266,7 @@ class Lane:
         self._view = view
         self._last_queue_sequence = sequence
         self._last_attempt_id = attempt.attempt_id
+        self._held = row.submission_id, Fence(token=claim.token, epoch=outbox.epoch)
         self._start(attempt)
         return outbox.receipt
 
@@ -256,7 +283,7 @@ class Lane:
 
     async def _run(self, attempt: Attempt | None) -> None:
         try:
-            while True:
+            while not self._closing or attempt is not None:
                 self._again = False
                 try:
                     if self._abandoned_aborts and attempt is None:
@@ -271,20 +298,17 @@ class Lane:
                 except Fenced as error:  # another attempt owns the lane, and this one ends itself
                     _log.info("%s: attempt ended: %s", self.conversation_id, error)
                     self._view, attempt = None, None
-                except StoreCorrupt as error:
-                    _log.error("%s: the lane stands still: %s", self.conversation_id, error)
+                except (StoreCorrupt, Unclassified) as error:
                     self._view, attempt = None, None
-                    self.nothing_to_do = "corrupt"
-                except LanewayError as error:
-                    _log.warning("%s: attempt ended, and the lane tries again: %s", self.conversation_id, error)
+                    await self._stand_still(reason_of(error))
+                except Exception as error:
+                    _log.warning("%s: the lane failed: %s", self.conversation_id, error, exc_info=_trace_of(error))
                     self._view, attempt = None, None
-                    self._again = True
-                    await asyncio.sleep(_FAULT_WAIT_S)
-                except Exception:
-                    _log.exception("%s: the lane failed and tries again", self.conversation_id)
-                    self._view, attempt = None, None
-                    self._again = True
-                    await asyncio.sleep(_FAULT_WAIT_S)
+                    reason = self._faults.add(error)
+                    if reason is None:
+                        await self._pause()
+                    else:
+                        await self._stand_still(reason)
                 if not self._again and self.nothing_to_do is not None:
                     return
         finally:
@@ -294,16 +318,45 @@ class Lane:
             self.feed.stirred()
             self._services.lane_idle()
 
+    async def _pause(self) -> None:
+        """Try again, and never in a hot loop."""
+        self._again = self._pausing = True
+        try:
+            await asyncio.sleep(self._faults.wait_s())
+        finally:
+            self._pausing = False
+
+    async def _stand_still(self, reason: str) -> None:
+        """Quarantine the conversation: nobody claims it before an operator has looked (Specification 16)."""
+        _log.error("%s: quarantined: %s", self.conversation_id, reason)
+        self._services.counts["quarantined"] += 1
+        self._faults.over()
+        self._again = False
+        self.nothing_to_do = "quarantined"
+        try:
+            await self._services.store.quarantine(self.conversation_id, reason, "lane")
+            if self._held is not None:
+                (submission_id, fence), self._held = self._held, None
+                commands = (Abandon(submission_id=submission_id),)
+                await self._services.store.commit(
+                    Unit(conversation_id=self.conversation_id, commands=commands, fence=fence)
+                )
+        except LanewayError as error:
+            _log.info("%s: %s", self.conversation_id, error)  # it was fenced, or the damage is in its very row
+
     async def _drive(self, attempt: Attempt) -> Attempt | None:
         """Drive one claimed submission to its end; the attempt for the next one if its claim came with the end."""
         self._attempt = attempt
         self._last_attempt_id = attempt.attempt_id
+        if self._closing:
+            attempt.drain()
         try:
             self.nothing_to_do = None
             grant = await attempt.drive(self._next_claim)
         finally:
             self._attempt = None
             self.feed.turn_over()
+        self._faults.over()
         if isinstance(grant, NotClaimed) and grant.submission_id is None:
             self.nothing_to_do = grant.reason  # where it names a head, `_claim` looks what can be done for that
         return await self._granted(grant) if isinstance(grant, Grant) else None
@@ -314,10 +367,12 @@ class Lane:
         accepted = await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=(command,)))
         grant = accepted.results[0]
         if isinstance(grant, NotClaimed):
-            if grant.reason == State.ADMITTED and grant.submission_id is not None:
-                return await self._finish_materialization(grant.submission_id)
-            suspended = grant.submission_id if grant.reason == State.SUSPENDED else None
-            if suspended is not None and await self._expire_approvals(suspended):
+            head = grant.submission_id
+            if head is not None and grant.reason == State.ADMITTED:
+                await unowned.finish_materialization(head, self.conversation_id, self._services)
+                return await self._claim()
+            suspended = head if grant.reason == State.SUSPENDED else None
+            if suspended and await unowned.expire_approvals(suspended, self.conversation_id, self._services):
                 return await self._claim()
             self.nothing_to_do = grant.reason
             return None
@@ -329,47 +384,30 @@ class Lane:
     async def _granted(self, grant: Grant) -> Attempt:
         """The attempt that was granted, with the log as it stands: others may have written before the claim."""
         self._last_attempt_id = grant.attempt_id
+        self._held = grant.row.submission_id, Fence(token=grant.token, epoch=grant.epoch)
         view = await self._loaded()
         if grant.tail_sequence != view.tail_sequence:
             self._view = None
             await self._loaded()
         return self._attempt_of(grant)
 
-    async def _finish_materialization(self, submission_id: str) -> Attempt | None:
-        """Admitted and not ready: its admission was cut off; complete it and claim again (Specification 4)."""
-        commands = (Materialize(submission_id=submission_id), MarkReady(submission_id=submission_id))
-        await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=commands))
-        self._services.counts["recovered:finish_materialization"] += 1
-        return await self._claim()
-
-    async def _expire_approvals(self, submission_id: str) -> bool:
-        """Deny what nobody decided in time; the store's clock has the last word."""
-        row: Row = (await self._services.store.snapshot(submission_id)).row
-        commands = tuple(
-            DecideApproval(
-                submission_id=submission_id,
-                approval_id=approval_id,
-                decision="denied",
-                author=EXPIRY,
-                reason="nobody decided in time",
-            )
-            for approval_id, approval in row.approvals.items()
-            if approval.decision is None and 0 < approval.expires_at_ms <= self._services.now_ms()
-        )
-        if commands:
-            await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=commands))
-        return bool(commands)
-
     def _attempt_of(self, grant: Grant) -> Attempt:
         assert self._view is not None
         self._last_attempt_id = grant.attempt_id
+        self._held = grant.row.submission_id, Fence(token=grant.token, epoch=grant.epoch)
         outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, grant.tail_digest, self._view)
         self._arrivals.learn(grant.arrived)
         attempt = Attempt(self._claimed(grant.row, grant.attempt_id, outbox, self._view))
         self._last_queue_sequence = max(self._last_queue_sequence, grant.row.queue_sequence)
         if grant.recovering:
-            attempt.recover(classify(Evidence(grant.row, None, self._view)), grant.joining)
+            attempt.recover(self._classified(grant.row, self._view), grant.joining, planned=grant.planned)
         return attempt
+
+    def _classified(self, row: Row, view: ConversationView) -> Decision:
+        try:
+            return classify(Evidence(row, None, view))
+        except Exception as error:
+            raise Unclassified(f"what is stored of {row.submission_id} has no decision: {described(error)}") from error
 
     def _claimed(self, row: Row, attempt_id: str, outbox: Outbox, view: ConversationView) -> Claimed:
         agent = self._services.registry.get(row.agent)
@@ -427,26 +465,14 @@ class Lane:
 
     async def _settle_aborted(self, submission_id: str) -> None:
         """Settle work that nobody runs by its abort intent; where somebody runs it, the intent alone stands."""
-        snapshot = await self._services.store.snapshot(submission_id)
-        row: Row = snapshot.row
-        records, reserve = facts.aborted_unowned(snapshot)
-        append = Append(
-            submission_id=row.submission_id,
-            batch_id=facts.abort_batch_id(row.submission_id),
-            producer_id=self._services.owner_id,
-            body=encode_records(records).decode(),
-        )
-        commands: tuple[ReserveSettlement | Append | Finalize, ...] = (
-            reserve,
-            append,
-            Finalize(submission_id=row.submission_id),
-        )
-        try:
-            await self._services.store.commit(Unit(conversation_id=self.conversation_id, commands=commands))
-        except (Fenced, Refused, StaleTail, IllegalTransition) as error:
-            _log.info("%s: %s is left to its owner: %s", self.conversation_id, submission_id, error)
+        if not await unowned.settle_aborted(submission_id, self.conversation_id, self._services):
             return
         if self.at_rest:
             self._view = None  # at work, the outbox takes these records in when it meets them
         self.feed.forget()
         self._services.settled(submission_id)
+
+
+def _trace_of(error: Exception) -> Exception | None:
+    """What the program's log needs beyond the message: an error of ours names its cause by itself."""
+    return None if isinstance(error, LanewayError) else error

@@ -60,11 +60,15 @@ async def call_model(claimed: Claimed, number: int) -> bool:
     )
     try:
         try:
-            response = await claimed.interruptible(call)
+            response = await claimed.interruptible(call, at_drain=True)
         finally:
             if deltas is not None:
                 await deltas.close()
     except Interrupted:
+        if claimed.draining and claimed.row.abort is None and not claimed.out_of_time:
+            tries = agent.model_attempts_max  # no try of this attempt has that number
+            reason = "its process was stopped as planned"
+            claimed.outbox.record(facts.model_interrupted(claimed.run_id, number, claimed.attempt_id, tries, reason))
         return True
     except (ModelError, SelfCancelled) as error:
         code = error.code if isinstance(error, ModelError) else "model_failed"

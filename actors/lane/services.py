@@ -38,6 +38,10 @@ class LaneStore(Protocol):
         """Submissions whose abort was asked for and that nobody runs, so that nobody else will settle them."""
         ...
 
+    async def quarantine(self, conversation_id: str, reason: str, author: str) -> object:
+        """Keep the conversation's lane from being claimed by anybody, until an operator releases it."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaneServices:

@@ -31,4 +31,10 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation is checkpointed when it settles something and has so many records since the last checkpoint."""
     checkpoint_bytes_max: int = 1 << 20
     """A larger checkpoint is not saved: work that is open over a long history makes it large."""
+    faults_max: int = 5
+    """How often in a row a lane may fail in a way that nobody expected, before its conversation is quarantined."""
+    fault_backoff_first_s: float = 0.5
+    """The wait after the first such failure; it doubles with each one."""
+    drain_grace_s: float = 5.0
+    """How long tool calls in flight may go on when their process is stopped as planned."""
     limits: Limits = DEFAULT_LIMITS

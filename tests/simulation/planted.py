@@ -10,7 +10,7 @@ from unittest import mock
 import msgspec
 from simulation import faults
 
-from laneway.actors import deliveries, supervisor
+from laneway.actors import deliveries, sweep
 from laneway.actors.lane import calls, turn
 from laneway.storage import machine, moves_log, moves_outcome, moves_queue
 from laneway.storage.commands import Append, Finalize, ReserveSettlement, Resume
@@ -100,11 +100,7 @@ def _late_calls_taken() -> Any:
 
 def _nobody_recovers() -> Any:
     """The supervisor's sweep sees no work that lost its owner."""
-
-    async def none(store: Any, now_ms: int) -> list[str]:
-        return []
-
-    return mock.patch.object(supervisor.StoreClient, "conversations_in_need", none)
+    return mock.patch.object(sweep, "attention", return_value=([], None))
 
 
 def _finalize_unseen() -> Any:

@@ -136,6 +136,13 @@ class SimulatedCrew:
                     self._world.network, process, lambda: process.host.activate(conversation_ids), noticed=True
                 )
 
+    async def end(self, member: Member) -> None:
+        process: HostProcess = member.handle
+        with contextlib.suppress(TimeoutError, Lost, SimulatedCrash):
+            async with asyncio.timeout(10.0):
+                await call_process(self._world.network, process, process.host.close, noticed=True)
+        process.kill()
+
     async def stats(self, member: Member) -> dict[str, Any]:
         return member.handle.host.stats()
 

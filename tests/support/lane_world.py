@@ -35,6 +35,12 @@ from laneway.storage.memory_store import MemoryStore
 from laneway.storage.records import AnyRecord, RecoveryDecided, tag_of
 from laneway.storage.values import DEFAULT_LIMITS
 
+QUICK = {
+    "model_backoff_first_s": 0.001,
+    "model_backoff_most_s": 0.002,
+    "fault_backoff_first_s": 0.001,
+    "drain_grace_s": 0.0,
+}
 SECONDS = 10.0  # how long a test waits for what must come; it fails then, and never sleeps before
 
 
@@ -305,7 +311,7 @@ class World:
         host = LaneHost(
             link,
             Registry([agents] if isinstance(agents, Agent) else agents),
-            LaneSettings(**{"model_backoff_first_s": 0.001, "model_backoff_most_s": 0.002, **settings}),
+            LaneSettings(**{**QUICK, **settings}),
             failpoints=self.failpoints,
             chance=random.Random(7),
             now_ms=self.clock,

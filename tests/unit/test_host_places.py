@@ -266,9 +266,8 @@ async def test_one_damaged_conversation_stands_still_and_the_others_go_on(
 
 async def test_a_write_that_the_store_refuses_does_not_spin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that ends by a refusal is tried again after a pause, by the same lane, and never in a hot loop."""
-    from laneway.actors.lane import facts, lane
+    from laneway.actors.lane import facts
 
-    monkeypatch.setattr(lane, "_FAULT_WAIT_S", 0.001)
     real, refusals = facts.run_completed, [1, 2]
 
     def broken(run_id: str, *args: Any) -> Any:

@@ -34,6 +34,8 @@ async def test_a_run_that_loses_every_owner_fails_and_the_lane_goes_on(tmp_path:
     assert settlement.outcome == "failed"
     assert settlement.error is not None
     assert settlement.error["code"] == "recoveries_exhausted"
+    (letter,) = world.store.dead_letters(["recoveries_exhausted"])
+    assert (letter.submission_id, letter.attempts) == (receipt.submission_id, 4)
     assert world.supplier.count("poison") == 3
     assert world.decisions() == ["resume_batch"] * 3
     world.failpoints.disarm()

@@ -325,8 +325,8 @@ async def test_a_lane_that_is_closed_waits_for_nobody_for_good(world: World) -> 
     gate.open()
 
 
-async def test_a_result_that_comes_in_spite_of_the_close_is_not_driven_on(world: World) -> None:
-    """A closing lane records nothing and asks no model, whatever the tool gives it at its cancellation."""
+async def test_a_result_that_comes_in_spite_of_the_close_is_recorded_and_not_driven_on(world: World) -> None:
+    """It is a fact, and the work is released behind it; a closing lane asks no model."""
     gate = Gate()
 
     async def charge(ctx: ToolContext, arguments: Any) -> str:
@@ -338,11 +338,12 @@ async def test_a_result_that_comes_in_spite_of_the_close_is_not_driven_on(world:
 
     script = Script(calls(call("charge")), "no", supplier=world.supplier)
     process = await world.process(agent_of(script, raw(charge, "idempotent")), **QUICK)
-    await process.submit("go")
+    receipt = await process.submit("go")
     await gate.reached()
     await process.host.close()
     assert world.supplier.count("model") == 1
-    assert results(world) == []
+    assert [found.result for found in results(world)] == ["paid all the same"]
+    assert world.row(receipt).state is State.READY
 
 
 # --- an abort that another process asked for --------------------------------------------------------------------------

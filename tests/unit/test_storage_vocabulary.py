@@ -33,6 +33,7 @@ from laneway.storage.records import (
     ModelResponded,
     RecoveryDecided,
     RepairAnnotated,
+    RetryOf,
     RunCompleted,
     RunStarted,
     StepSettled,
@@ -159,6 +160,13 @@ EXAMPLES: tuple[AnyRecord, ...] = (
     RepairAnnotated(id="r24", subject="call", note="checked by hand"),
     InputRecorded(id="r25", submission_id="s", queue_sequence=3, content="and", kind="follow_up", run_id="run"),
     InputRecorded(id="r26", submission_id="s", queue_sequence=4, content="late", steers="s1"),
+    InputRecorded(
+        id="r27",
+        submission_id="s",
+        queue_sequence=3,
+        content="hi",
+        retry_of=RetryOf(submission_id="s0", number=1, author="ann", reason="again"),
+    ),
 )
 
 

@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Gate, Process, Script, Trouble, World, agent_of, until
+from lane_world import Gate, Script, Trouble, World, agent_of, until
+from local_crew import LocalCrew, a_supervisor, control
 
-from laneway import Agent
-from laneway.actors.supervisor import Member, Supervisor
 from laneway.recovery.attention import conversations_in_need
 from laneway.storage.contract import ControlRow
-from laneway.storage.errors import StoreUnavailable
 from laneway.storage.ledger import CLAIMABLE, State
-
-AGENT = agent_of(Script("done"))
 
 
 @pytest.fixture
@@ -26,71 +22,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world = World("memory", tmp_path)
     yield world
     await world.close()
-
-
-class LocalCrew:
-    """Processes of a test's world; `die` ends one as a SIGKILL would."""
-
-    def __init__(self, world: World, *, failures: int = 0, agent: Agent = AGENT, **settings: Any) -> None:
-        self.world = world
-        self.agent = agent
-        self.settings = settings
-        self.failures = failures
-        self.alive: dict[str, tuple[Member, Process, asyncio.Event]] = {}
-        self.mute = set[str]()
-        self._told = set[str]()
-        self.activated: list[tuple[str, tuple[str, ...]]] = []
-
-    async def start(self) -> Member:
-        if self.failures:
-            self.failures -= 1
-            raise StoreUnavailable("no process", code="actor_not_started")
-        process = await self.world.process(self.agent, **self.settings)
-        name = f"p{len(self.world.processes)}"
-        member = Member(name=name, owner_id=process.host.owner_id, pid=1, node="n", handle=process.host)
-        self.alive[name] = member, process, asyncio.Event()
-        self._told.add(name)
-        return member
-
-    def for_another(self) -> LocalCrew:
-        """The same processes, as another supervisor's crew finds them."""
-        crew = LocalCrew(self.world)
-        crew.alive = self.alive
-        return crew
-
-    async def found(self) -> list[tuple[Member, list[str]]]:
-        new = [name for name in self.alive if name not in self._told | self.mute]
-        self._told.update(new)
-        return [(self.alive[name][0], self.alive[name][1].host.resident()) for name in new]
-
-    async def until_death(self, member: Member) -> None:
-        await self.alive[member.name][2].wait()
-
-    async def activate(self, member: Member, conversation_ids: list[str]) -> None:
-        self.activated.append((member.name, tuple(conversation_ids)))
-        await member.handle.activate(conversation_ids)
-
-    async def stats(self, member: Member) -> dict[str, Any]:
-        return member.handle.stats()
-
-    async def retire(self, member: Member) -> bool:
-        at_rest: bool = member.handle.retire()
-        if at_rest:
-            await member.handle.close()
-            self.alive[member.name][2].set()
-        return at_rest
-
-    def die(self, name: str) -> None:
-        _, process, ended = self.alive[name]
-        process.link.cut = True
-        ended.set()
-
-
-def a_supervisor(world: World, crew: LocalCrew, trouble: Any = lambda kind: None, **more: Any) -> Supervisor:
-    from lane_world import ProcessLink
-
-    values = {"max_actors": 3, "spare_actors": 1, "strict": False, "sweep_s": 60.0, **more}
-    return Supervisor(crew, ProcessLink(world.store, trouble), now_ms=world.clock, **values)
 
 
 async def test_conversations_are_placed_and_stay_where_they_are(world: World) -> None:
@@ -278,22 +209,6 @@ async def test_a_process_that_does_not_start_is_tried_again(world: World) -> Non
 
 
 # --- what needs somebody ----------------------------------------------------------------------------------------------
-
-
-def control(state: State, sequence: int = 1, conversation: str = "c", **more: Any) -> ControlRow:
-    values: dict[str, Any] = {
-        "owner_id": None,
-        "owner_live": False,
-        "parked": False,
-        "abort_requested": False,
-        "attempts": 0,
-        "not_before_ms": 0,
-        "updated_at_ms": 0,
-        **more,
-    }
-    return ControlRow(
-        submission_id=f"s{sequence}", conversation_id=conversation, queue_sequence=sequence, state=state, **values
-    )
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.PROPOSED])
