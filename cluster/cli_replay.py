@@ -105,7 +105,7 @@ def replay(
     a line, when a submission ended otherwise than its recording, or when the check does not pass.
 
     \b
-    Examples:
+    Example:
       laneway replay conversations.jsonl --system system.json --concurrency 16 --kill-every 3
       laneway replay conversations.jsonl --kill-every 2 --chaos actors,store,supervisor --chaos-seed 7 --json
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -174,7 +175,8 @@ def test_a_process_that_nobody_asked_to_start_is_taken_in(start: Start, folder: 
     assert pid is not None
     store = ray.get_actor("store", namespace="orphans")
     options = {"name": f"{MEMBER_PREFIX}orphan", "namespace": "orphans", "lifetime": "detached"}
-    orphan = RemoteConversationActor.options(**options).remote(store, "orphans", [], LaneSettings())
+    paths = [os.path.abspath(path) for path in sys.path]
+    orphan = RemoteConversationActor.options(**options).remote(store, "orphans", paths, LaneSettings())
     owner_id, _, _ = ray.get(orphan.identity.remote())
     os.kill(pid, signal.SIGKILL)
     until(lambda: f"{MEMBER_PREFIX}orphan" in {actor.name for actor in runtime.describe().actors})
