@@ -125,6 +125,16 @@ def test_a_host_that_settled_strands_no_joining_row(make: Maker, lane: Conversat
     assert lane.try_claim("o3") == NotClaimed(reason="empty")
 
 
+def test_a_repeated_revert_gets_its_first_answer(lane: Conversation) -> None:
+    """F16: the answer to the first one was lost; by then the row belongs to nobody."""
+    lane.start("sub_1")
+    lane.submit("sub_2")
+    joined_ids(lane)
+    revert = RevertJoining(submission_id="sub_2")
+    assert [lane.do(revert)[0].replayed for _ in range(2)] == [False, True]
+    assert lane.row("sub_2").state is State.READY
+
+
 def test_rows_that_joined_a_parked_host_wait_for_it_and_let_others_pass(lane: Conversation) -> None:
     """Design 5: parked Unknown work lets later input run, also past the rows that settle with it."""
     lane.start("sub_1")

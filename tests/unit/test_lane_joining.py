@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Process, Told, World, call, calls
+from lane_world import Process, Told, Trouble, World, call, calls
 from store_builders import admission
 
 from laneway import Tool
@@ -294,6 +294,34 @@ async def test_a_host_that_was_aborted_while_nobody_ran_it_takes_what_joined_alo
     assert {record.run_id for record in settled(world)} == {facts.run_id_of(one.submission_id)}
     world.converged()
     assert (await process.run("three")).text == "third"
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize("stepwise", [False, True])
+async def test_a_join_survives_the_loss_of_any_commit(how: str, stepwise: bool, tmp_path: Path) -> None:
+    """F10, F16: a commit is lost on its way, or its answer is; it is repeated, and nothing is twice."""
+    at = 1
+    while True:
+        world = World("memory", tmp_path / str(at))
+        trouble = Trouble(how=how)
+        told = Told(calls(call("note")), "done")
+        told.let(1)
+        process = await world.process(told.agent(NOTE, join=True), trouble=trouble, stepwise=stepwise)
+        receipts = [await process.submit("one")]
+        await told.gates[0].reached()
+        receipts += [await process.submit("two"), await process.steer("three")]
+        trouble.at = trouble.commits + at
+        told.let(0)
+        assert {(await process.settled(receipt)).text for receipt in receipts} == {"done"}
+        await process.at_rest()
+        assert [kind for kind, _, _ in inputs(world)] == ["user", "follow_up", "steering"]
+        assert (world.tags().count("submission_settled"), world.decisions()) == (3, [])
+        world.converged()
+        await world.close()
+        if not trouble.lost:
+            break
+        at += 1
+    assert at > 5
 
 
 async def test_a_warm_turn_costs_no_commit_more(tmp_path: Path) -> None:
