@@ -116,9 +116,9 @@ def derived(of: Field[Any]) -> bool:
 class ConversationView:
     """A conversation as its log tells it: what decides, and beside it what prompts are made of (`prompt`).
 
-    `settlements` and `inputs` map a submission to its record. With `keep` "open", as lanes hold it, a submission that
-    has settled leaves its settlement alone behind, and that goes, too, once another run starts: a head is only claimed
-    when all work before it is closed, or parked. What is left does not grow with the length of the log.
+    `settlements` and `inputs` map a submission to its record. With `keep` "open", as lanes hold it, the turns of a run
+    go when it has settled, and all of it goes when another run starts, but for work that joined it and is open yet: a
+    head is only claimed when all work before it is closed, or parked. What is left does not grow with the log's length.
     """
 
     keep: Literal["all", "open"] = "all"
@@ -160,7 +160,7 @@ class ConversationView:
                 self.last_queue_sequence = max(self.last_queue_sequence, record.queue_sequence)
             case RunStarted():
                 if self.keep == "open":
-                    self.settlements.clear()
+                    self._forget_settled()
                 self.runs[record.run_id] = RunView(record.run_id, record.submission_id, record)
                 self.run_by_submission[record.submission_id] = record.run_id
             case ModelResponded():
@@ -254,21 +254,26 @@ class ConversationView:
 
     def _settle(self, record: SubmissionSettled) -> None:
         self.settlements[record.submission_id] = record
-        if self.keep == "open":
-            self.inputs.pop(record.submission_id, None)
-            self.aborts.pop(record.submission_id, None)
-            self._fold_away(self.runs.get(record.run_id or ""))
+        run = self.run_of(record.submission_id)
+        if self.keep == "open" and run is not None:
+            for call in (call for turn in run.turns for call in turn.calls):
+                self.calls.pop(call.call.id, None)
+            run.turns = []
 
-    def _fold_away(self, run: RunView | None) -> None:
-        """A run goes when it has settled with all that joined it."""
-        if run is None or any(
-            name not in self.settlements for name in (run.submission_id, *(item.submission_id for item in run.joined))
-        ):
-            return
-        del self.runs[run.run_id]
-        self.run_by_submission.pop(run.submission_id, None)
-        for call in (call for turn in run.turns for call in turn.calls):
-            self.calls.pop(call.call.id, None)
+    def _forget_settled(self) -> None:
+        """Drop work that is closed: settled, with all that joined its run, before another run begins."""
+        held: set[str] = set()
+        for run in list(self.runs.values()):
+            family = {run.submission_id, *(record.submission_id for record in run.joined)}
+            if family <= self.settlements.keys():
+                del self.runs[run.run_id]
+            else:
+                held |= family
+        for submission_id in [name for name in self.settlements if name not in held]:
+            del self.settlements[submission_id]
+            self.inputs.pop(submission_id, None)
+            self.aborts.pop(submission_id, None)
+            self.run_by_submission.pop(submission_id, None)
 
 
 def chat_messages(view: ConversationView) -> list[dict[str, Any]]:

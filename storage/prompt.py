@@ -138,7 +138,8 @@ class Prompt:
     def _fold(self, sequence: int, record: AnyRecord) -> None:
         match record:
             case InputRecorded():
-                self.entries.append(InputEntry(sequence, record, record.run_id or self._at_work))
+                self._at_work = record.run_id or self._at_work
+                self.entries.append(InputEntry(sequence, record, self._at_work))
             case RunStarted():
                 self._start(record)
             case ModelResponded():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulation.faults import Fault
 
-from laneway import Agent, FunctionModel, Tool
+from laneway import Agent, Compaction, FunctionModel, Tool
+from laneway.agents import leave_out
 from laneway.agents.protocol import Delta
 from laneway.agents.reconcile import Completed, NeverStarted, SafeToRetry
 from laneway.storage.errors import ModelError, ToolError
@@ -95,7 +96,8 @@ async def _respond(request: Any, emit: Callable[[Delta], None]) -> Any:
     world = WORLD.get()
     fault = world.faults.first_of(Fault.MODEL_FAILED, Fault.MODEL_BROKEN, Fault.MODEL_HUNG)
     await world.network.travel()
-    said, turn = _where(request.messages)
+    said = next(message["content"] for message in reversed(request.messages) if message["role"] == "user")
+    turn = request.turn - 1
     text = f"answer {world.chance.randrange(1000)}"  # asked again, a model says something else
     for piece in (text[:3], text[3:]):
         emit(Delta(kind="text", text=piece))
@@ -117,13 +119,10 @@ async def _respond(request: Any, emit: Callable[[Delta], None]) -> Any:
     }
 
 
-def _where(messages: Sequence[dict[str, Any]]) -> tuple[str, int]:
-    answers = 0
-    for message in reversed(messages):
-        if message["role"] == "user":
-            return message["content"], answers
-        answers += message["role"] == "assistant"
-    raise AssertionError("a prompt without a user's message")
+async def _compacted(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As slow as anything else outside; what was asked last stays."""
+    await WORLD.get().network.travel()
+    return leave_out(messages)
 
 
 _TOOLS = tuple(_tool(kind) for kind in TOOL_KINDS)
@@ -136,7 +135,11 @@ def _agent(name: str, **more: Any) -> Agent:
 
 AGENTS: tuple[Agent, ...] = (
     _agent("holds"),
-    _agent("parks", on_unknown="park"),
+    _agent(
+        "parks",
+        on_unknown="park",
+        compaction=Compaction(after_messages=4, keep_messages=1, compactor=_compacted),
+    ),
     _agent("hurries", run_timeout_s=15.0),
     _agent("brief", turns_max=2),
 )

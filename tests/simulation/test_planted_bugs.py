@@ -15,7 +15,7 @@ TELLS: dict[str, tuple[str, ...]] = {
     "twice_in_the_log": ("repeated", "twice"),
     "same_epoch": ("epoch",),
     "blind_replay": ("DUR-009",),
-    "admitted_twice": ("repeated", "acknowledged"),
+    "admitted_twice": ("repeated", "acknowledged", "queue_sequence"),
     "resume_not_repeated": ("repeated", "calm were not enough"),
     "late_calls_taken": ("calm were not enough",),
     "nobody_recovers": ("calm were not enough",),

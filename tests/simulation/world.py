@@ -229,6 +229,7 @@ class World:
             record_deltas=self.chance.random() < 0.3,
             lanes_per_actor=self.chance.choice((1, 2, 256)),
             idle_s=self.chance.choice((2.0, 300.0)),
+            checkpoint_records=child_of(seed, "checkpoints").choice((1, 7, 64)),
         )
         self._processes: list[HostProcess] = []
         self.store = StoreProcess(self, "memory" if folder is None else "duckdb", folder)

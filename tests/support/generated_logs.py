@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 from lane_records import (
     asked_abort,
     asked_approval,
@@ -23,7 +24,14 @@ from laneway.actors.lane import facts
 from laneway.actors.lane.compaction import covered_entries
 from laneway.storage.projection import ConversationView, RunView
 from laneway.storage.prompt import TurnEntry
-from laneway.storage.records import AnyRecord, ApprovalDecided, ModelInterrupted, RecoveryDecided, record_id
+from laneway.storage.records import (
+    AnyRecord,
+    ApprovalDecided,
+    ModelInterrupted,
+    RecoveryDecided,
+    StepSettled,
+    record_id,
+)
 
 
 @dataclass
@@ -37,6 +45,9 @@ class LogMaker:
     current: str | None = None
     parked: list[str] = field(default_factory=list)
     joined: list[str] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
+    """Joined work that a lost owner left open beside its settled host; later work may run first."""
 
     def make(self, size: int) -> list[AnyRecord]:
         while len(self.records) < size:
@@ -57,7 +68,9 @@ class LogMaker:
 
     def _begin(self) -> None:
         choice = self.chance.random()
-        if choice < 0.15 and self.parked:
+        if self.late and self.chance.random() < 0.5:
+            self._put(settled("completed", self.late.pop(0)))
+        elif choice < 0.15 and self.parked:
             self.current = self.parked.pop(0)
         elif choice < 0.25:
             never_ran = self._new()
@@ -110,7 +123,18 @@ class LogMaker:
             self._put(prepared(name, number=call.preparations + 1, submission_id=submission))
         elif call.unknown is not None:
             self._put(resolved(name, "safe_to_retry", call.preparations, submission))
-        elif choice < 0.15:
+        elif choice < 0.3 and len(call.steps) < 2:
+            step = StepSettled(
+                id=record_id("step", name, len(self.records)),
+                run_id=run.run_id,
+                call_id=name,
+                step_id=f"step-{len(call.steps)}",
+                name="fetch",
+                version=1,
+                result={"n": len(self.records)},
+            )
+            self._put(step)
+        elif choice < 0.45:
             self._put(unknown(name, call.preparations, submission))
             self.parked.append(submission)
             self.current = None
@@ -130,7 +154,9 @@ class LogMaker:
         if self.chance.random() < 0.1 and not self.joined:
             joining = self._new()
             self.joined.append(joining)
-            self._put(said(joining, len(self.submissions), "and one thing more"))
+            self.hosts[joining] = submission
+            entered = said(joining, len(self.submissions), "and one thing more")
+            self._put(msgspec.structs.replace(entered, kind="follow_up", run_id=run.run_id))
         if self.chance.random() < 0.1:
             interrupted = ModelInterrupted(
                 id=record_id("interrupted", run.run_id, number, len(self.records)),
@@ -146,6 +172,9 @@ class LogMaker:
     def _end(self, outcome: str, submission: str) -> None:
         self._put(ended(outcome, submission_id=submission), settled(outcome, submission))
         for joined in self.joined:
-            self._put(settled(outcome, joined))
+            if self.chance.random() < 0.5:
+                self._put(settled(outcome, joined))
+            else:
+                self.late.append(joined)
         self.joined = []
         self.current = None

@@ -53,7 +53,7 @@ def open_submissions(records: list[AnyRecord], known: list[str]) -> Iterator[str
     yield from (name for name in known if name not in closed)
 
 
-def rows(name: str, view: ConversationView) -> Iterator[Row]:
+def rows(name: str, view: ConversationView, host: str | None) -> Iterator[Row]:
     """The states that the ledger may be in, as far as a decision looks at them."""
     run = view.run_of(name)
     calls = (
@@ -61,6 +61,10 @@ def rows(name: str, view: ConversationView) -> Iterator[Row]:
         if run
         else {}
     )
+    if host is not None:
+        yield a_row(name, state=State.JOINING, host_id=host)
+        yield a_row(name, state=State.JOINED, host_id=host, input_sequence=1)
+        return
     for sequence in (None, 1):
         yield a_row(name, input_sequence=sequence)
         yield a_row(name, input_sequence=sequence, abort=ABORT)
@@ -92,7 +96,7 @@ def test_a_checkpoint_and_what_follows_decide_like_the_whole_log(chance: random.
             assert before.prompt.responses == full.prompt.responses == responses
             assert before.last_queue_sequence == after.last_queue_sequence == full.last_queue_sequence
             for name in open_submissions(records[:end], [*maker.submissions, "sub_new"]):
-                for row in rows(name, full):
+                for row in rows(name, full, maker.hosts.get(name)):
                     expected = next_action(row, full, 50)
                     assert next_action(row, before, 50) == expected
                     assert next_action(row, after, 50) == expected
@@ -107,11 +111,12 @@ def test_a_checkpoint_and_what_follows_decide_like_the_whole_log(chance: random.
 def test_a_folded_view_forgets_what_is_closed() -> None:
     """A settlement stays until another run starts: until then its row may be open (K18)."""
     view = folded([said(), began(), responded(1, content="done"), settled()])
-    assert (view.inputs, view.runs, view.calls) == ({}, {}, {})
-    assert set(view.settlements) == {"sub_1"}
+    assert [len(run.turns) for run in view.runs.values()] == [0]
+    assert (set(view.settlements), view.calls) == ({"sub_1"}, {})
     view.add(said("sub_2", 2))
     view.add(began("sub_2"))
     assert view.settlements == {}
+    assert set(view.runs) == {facts.run_id_of("sub_2")}
     assert (set(view.inputs), view.last_queue_sequence) == ({"sub_2"}, 2)
 
 
