@@ -282,9 +282,12 @@ class Auditor:
         """What is owed, but for work that waits for a person and what it holds up."""
         owed: list[Row] = []
         for conversation_id in self._known:
+            parked: set[str] = set()
             for row in self.rows(conversation_id):
-                if row.settled or (row.state is State.UNKNOWN and row.parked):
-                    continue
+                if row.state is State.UNKNOWN and row.parked:
+                    parked.add(row.submission_id)
+                if row.settled or parked & {row.submission_id, row.steers, row.host_id}:
+                    continue  # settled, waiting for a person, or bound to a run that waits for one
                 if row.state in (State.UNKNOWN, State.SUSPENDED):
                     break  # it holds its lane: nobody may pass
                 owed.append(row)
