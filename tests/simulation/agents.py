@@ -142,4 +142,5 @@ AGENTS: tuple[Agent, ...] = (
     ),
     _agent("hurries", run_timeout_s=15.0),
     _agent("brief", turns_max=2),
+    _agent("joins", join=True),
 )

@@ -55,7 +55,8 @@ class Known:
     inputs: dict[str, int] = field(default_factory=dict[str, int])
     settled_at: dict[str, int] = field(default_factory=dict[str, int])
     epoch: int = 0
-    last_input: int = 0
+    last_inputs: dict[str, int] = field(default_factory=dict[str, int])
+    """The last queue sequence of each stream: the queue's is "", and each run has one of what steers it."""
 
     @property
     def owners(self) -> set[str]:
@@ -122,9 +123,8 @@ class Auditor:
                 row = rows.get(record.submission_id)
                 _require(row is not None and row.queue_sequence == record.queue_sequence, "an input nobody admitted")
                 _require(record.submission_id not in known.inputs, f"the input of {record.submission_id} came twice")
-                _require(record.queue_sequence > known.last_input, "inputs are out of order (DUR-004)")
                 known.inputs[record.submission_id] = sequence
-                known.last_input = record.queue_sequence
+                self._look_at_order(known, record)
             case RunStarted():
                 _require(record.run_id not in view.runs, f"run {record.run_id} started twice")
             case ModelResponded():
@@ -155,11 +155,21 @@ class Auditor:
         self._look_behind_settlement(view, record)
         view.add(record)
 
+    def _look_at_order(self, known: Known, record: InputRecorded) -> None:
+        self._reached[f"input:{record.kind}"] += 1
+        if record.steers is not None:
+            return  # it came too late for the run that it was to steer, and enters the queue late, too
+        stream = record.run_id or "" if record.kind == "steering" else ""
+        in_order = record.queue_sequence > known.last_inputs.get(stream, 0)
+        _require(in_order, "inputs are out of order (DUR-004)")
+        known.last_inputs[stream] = record.queue_sequence
+
     def _look_behind_settlement(self, view: ConversationView, record: AnyRecord) -> None:
         run_id = getattr(record, "run_id", None)
         run = view.runs.get(run_id) if run_id else None
         if run is not None and run.submission_id in view.settlements:
-            allowed = isinstance(record, RecoveryDecided | RepairAnnotated)
+            joined = isinstance(record, SubmissionSettled) and record.submission_id != run.submission_id
+            allowed = joined or isinstance(record, RecoveryDecided | RepairAnnotated)
             _require(allowed, f"{tag_of(record)} stands behind the settlement of its run")
 
     def _look_at_preparation(self, call: CallView, record: ToolCallPrepared) -> None:
@@ -221,8 +231,8 @@ class Auditor:
         for other in rows.values():
             if other.queue_sequence >= row.queue_sequence or other.settled or other.parked:
                 continue
-            joined = other.state in (State.JOINING, State.JOINED)
-            _require(joined, f"{row.submission_id} was claimed before {other.submission_id} (DUR-004)")
+            waits = other.state in (State.JOINING, State.JOINED) or other.steers is not None
+            _require(waits, f"{row.submission_id} was claimed before {other.submission_id} (DUR-004)")
 
     # --- what users were told ----------------------------------------------------------------------------------------
 
@@ -272,9 +282,12 @@ class Auditor:
         """What is owed, but for work that waits for a person and what it holds up."""
         owed: list[Row] = []
         for conversation_id in self._known:
+            parked: set[str] = set()
             for row in self.rows(conversation_id):
-                if row.settled or (row.state is State.UNKNOWN and row.parked):
-                    continue
+                if row.state is State.UNKNOWN and row.parked:
+                    parked.add(row.submission_id)
+                if row.settled or parked & {row.submission_id, row.steers, row.host_id}:
+                    continue  # settled, waiting for a person, or bound to a run that waits for one
                 if row.state in (State.UNKNOWN, State.SUSPENDED):
                     break  # it holds its lane: nobody may pass
                 owed.append(row)

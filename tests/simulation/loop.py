@@ -8,6 +8,7 @@ import contextvars
 import heapq
 import itertools
 import random
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -166,7 +167,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False
-                with contextlib.suppress(BaseException):
+                with contextlib.suppress(BaseException), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of what it was about to await when its process ended
                     task.get_coro().close()
             elif not task.cancelled():
                 task.exception()

@@ -185,7 +185,7 @@ def _facts(answer: Answer) -> list[Any]:
             case Grant():
                 said.append((result.row.submission_id, result.attempt_id, result.epoch, result.recovering))
             case Appended():
-                said.append(msgspec.structs.replace(result, replayed=False, abort=None))
+                said.append((result.first_sequence, result.last_sequence, result.digest))
             case AbortAnswer():
                 said.append(result.abort)
             case NotClaimed():

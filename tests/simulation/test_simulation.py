@@ -28,11 +28,15 @@ DECISIONS = (
     "finish",
     "reconcile",
     "repair_input_marker",
+    "repair_joined",
     "resume_batch",
     "resume_turn",
+    "revert_joining",
     "settle_aborted",
 )
-"""What recovery decides somewhere in these seeds. Decisions about waiting and joining claim nothing to record."""
+"""What recovery decides somewhere in these seeds. Decisions to wait claim nothing and so record nothing."""
+
+INPUTS = ("user", "follow_up", "steering")
 
 OUTCOMES = ("completed", "failed", "aborted")
 
@@ -48,6 +52,7 @@ RESOLVED = (
 
 REACHED = frozenset(
     [f"decision:{name}" for name in DECISIONS]
+    + [f"input:{name}" for name in INPUTS]
     + [f"outcome:{name}" for name in OUTCOMES]
     + [f"resolved:{name}" for name in RESOLVED]
     + [f"fault:{fault}" for fault in Fault]

@@ -50,6 +50,7 @@ class User:
     agent: str
     chance: random.Random
     messages: list[Message] = field(default_factory=list[Message])
+    said: int = 0
 
     def __post_init__(self) -> None:
         self.client = Client(SimulatedBackend(self.world), self.world.loop.time)  # type: ignore[arg-type]
@@ -67,6 +68,20 @@ class User:
                 self.world.reached[f"no_answer:{act.__name__}"] += 1
             else:
                 self.world.reached[f"act:{act.__name__}"] += 1
+
+    def message(self, plan: list[list[str]], *, steering: bool = False) -> Message:
+        """What to say next, under a key of its own."""
+        self.said += 1
+        admission = check_admission(
+            agent=self.agent,
+            content=json.dumps({"plan": plan, "number": self.said}),
+            idempotency_key=f"{self.name}-{self.said}",
+            principal=self.chance.choice(_PRINCIPALS),
+            extra=None,
+            limits=DEFAULT_LIMITS,
+            steering=steering,
+        )
+        return Message(self.conversation_id, admission)
 
     def accepted(self) -> list[Message]:
         return [message for message in self.messages if message.receipt is not None]
@@ -91,15 +106,7 @@ async def submit(user: User) -> None:
     """Something new, under a key of its own."""
     chance = user.chance
     plan = [chance.choices(PLANNED, k=chance.choice((1, 1, 2, 3))) for _ in range(chance.choice((0, 1, 1, 2)))]
-    admission = check_admission(
-        agent=user.agent,
-        content=json.dumps({"plan": plan, "number": len(user.messages)}),
-        idempotency_key=f"{user.name}-{len(user.messages)}",
-        principal=chance.choice(_PRINCIPALS),
-        extra=None,
-        limits=DEFAULT_LIMITS,
-    )
-    message = Message(user.conversation_id, admission)
+    message = user.message(plan)
     user.messages.append(message)
     await user.send(message)
 
@@ -109,9 +116,21 @@ async def submit_many(user: User) -> None:
     await asyncio.gather(*(submit(user) for _ in range(3)))
 
 
+async def steer(user: User) -> None:
+    """Something for the run that is under way, if one is."""
+    message = user.message([], steering=True)
+    try:
+        message.receipt = await user.client.steer(user.conversation_id, message.admission, timeout_s=30.0)
+    except Refused as error:
+        user.world.reached[f"steering_refused:{error.code}"] += 1
+        return
+    user.messages.append(message)
+    user.world.auditor.acknowledged(user.world.store.store, message.receipt)
+
+
 async def repeat(user: User) -> None:
     """The same thing again, from a program that has forgotten its ids."""
-    message = user.chance.choice(user.messages)
+    message = user.chance.choice([message for message in user.messages if not message.admission.steering])
     fresh = dataclasses.replace(message.admission, submission_id=new_id("sub"), receipt_id=new_id("rcp"))
     again = Message(user.conversation_id, fresh, message.receipt)
     await user.send(again)
@@ -181,6 +200,7 @@ Act = Callable[[User], Awaitable[None]]
 ACTS: list[tuple[int, Act]] = [
     (6, submit),
     (2, submit_many),
+    (2, steer),
     (2, repeat),
     (1, contradict),
     (3, abort),
