@@ -237,6 +237,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     tail_sequence: int
     tail_digest: str
     recovering: bool
+    settlement_sequence: int | None = None
+    """Where the settlement stands in the log, of work whose row was not closed behind it."""
     joining: tuple[Row, ...] = ()
     arrived: Arrived = Arrived()
     planned: bool = False

@@ -24,7 +24,7 @@ from .commands import (
 )
 from .errors import AdmissionConflict, InvalidInput, Refused
 from .ledger import CLAIMABLE, MAY_HOLD, Event, Row, State, receipt_of
-from .records import input_record_id
+from .records import input_record_id, settlement_record_id
 from .values import check_text
 from .work import Work
 
@@ -224,6 +224,7 @@ def _grant(work: Work, row: Row, *, recovering: bool, planned: bool = False) -> 
         tail_sequence=work.tail_sequence,
         tail_digest=work.tail_digest,
         recovering=recovering,
+        settlement_sequence=work.trace(row.submission_id).records.get(settlement_record_id(row.submission_id)),
         joining=tuple(other for other in work.open_rows() if _joins(other, row) and other.state is State.JOINING)
         if recovering
         else (),

@@ -14,7 +14,7 @@ from ...storage.commands import SaveCheckpoint
 from ...storage.contract import LogPage
 from ...storage.projection import ConversationView
 from ...storage.readback import records_of
-from ...storage.records import AnyRecord
+from ...storage.records import AnyRecord, SubmissionSettled
 from .outbox import Outbox
 from .services import LaneServices
 
@@ -43,6 +43,14 @@ async def load_prompt(conversation_id: str, services: LaneServices, outbox: Outb
         for sequence, record in _records(page, services):
             if view.prompt.tail < sequence <= view.tail_sequence:
                 view.prompt.add(sequence, record)
+
+
+async def load_settlement(conversation_id: str, services: LaneServices, view: ConversationView, sequence: int) -> None:
+    """Take in a settlement that the view has folded away: its row is still open behind it. Raises: StoreCorrupt."""
+    for batch in (await services.store.read_log(conversation_id, sequence - 1, 1)).batches:
+        for found, record in enumerate(records_of(batch), batch.first_sequence):
+            if found == sequence and isinstance(record, SubmissionSettled):
+                view.settlements[record.submission_id] = record
 
 
 def checkpoint_due(view: ConversationView, services: LaneServices) -> bool:

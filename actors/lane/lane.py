@@ -42,7 +42,7 @@ from .attempt import Attempt
 from .claimed import Claimed
 from .faults import Faults, Unclassified, reason_of
 from .feed import Feed
-from .history import load_view
+from .history import load_settlement, load_view
 from .outbox import Outbox
 from .services import LaneServices
 from .values import Admission, admission_commands
@@ -388,7 +388,10 @@ class Lane:
         view = await self._loaded()
         if grant.tail_sequence != view.tail_sequence:
             self._view = None
-            await self._loaded()
+            view = await self._loaded()
+        settled = grant.settlement_sequence
+        if settled is not None and grant.row.submission_id not in view.settlements:
+            await load_settlement(self.conversation_id, self._services, view, settled)
         return self._attempt_of(grant)
 
     def _attempt_of(self, grant: Grant) -> Attempt:
