@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ...agents.agent import Agent
@@ -45,12 +46,25 @@ async def run_calls(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
         if call.prepared is None or call.resolved is not None:
             claimed.outbox.record(facts.call_prepared(call, tool))
     await claimed.outbox.flush()
+    await _together([_run_call(claimed, call, tool, arguments) for call, tool, arguments in ready])
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all at once; a refused write ends the attempt, whichever call it was for, and so the others.
+
+    A TaskGroup would leave the lane's task marked as cancelled behind it (Python 3.11), and nobody has cancelled that.
+    """
+    tasks = [asyncio.get_running_loop().create_task(work) for work in works]
     try:
-        async with asyncio.TaskGroup() as group:
-            for call, tool, arguments in ready:
-                group.create_task(_run_call(claimed, call, tool, arguments))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # a refused write ends the attempt, whichever call it was for
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise failure
 
 
 def _checked_call(agent: Agent, call: CallView) -> tuple[Tool, dict[str, Any]] | ErrorFact:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Begun, Gate, Process, Script, World, agent_of, call, calls
+from lane_world import Begun, Gate, Process, Script, World, agent_of, call, calls, until
 
 from laneway import Agent, Tool
 from laneway.agents.reconcile import Completed
@@ -154,4 +154,35 @@ async def test_a_next_claim_that_was_overtaken_looks_at_the_log_again(
     await slow.at_rest()
     await world.kill(other)
     begun[0].close()
+    world.converged()
+
+
+@pytest.mark.requirement("DUR-006")
+async def test_a_lane_that_was_superseded_in_a_batch_is_not_left_as_cancelled(world: World) -> None:
+    """Its refused write ends the batch, and the others of it; claimed again, the same lane goes on to the end."""
+    gates = [Gate(), Gate()]
+    entered: list[str] = []
+
+    def wanted(name: str, gate: Gate) -> Tool:
+        async def work(ctx: Any, arguments: dict[str, Any]) -> str:
+            entered.append(name)
+            if len(entered) <= len(gates):
+                await gate.wait()
+            return name
+
+        return Tool.raw(name, work, effect="idempotent", version="1")
+
+    script = Script(calls(call("a"), call("b")), "done")
+    held = await world.process(agent_of(script, wanted("a", gates[0]), wanted("b", gates[1])))
+    receipt = await held.submit("go")
+    for gate in gates:
+        await gate.reached()
+    world.store.retire_owner(held.host.owner_id)  # or so somebody believed
+    claim = Claim(submission_id=receipt.submission_id, owner_id="own_other", attempt_id="att_other", token="t" * 32)
+    world.store.commit([Unit(conversation_id="c", commands=(claim,))])
+    gates[0].open()
+    await until(lambda: world.row(receipt).settled)  # by itself: whoever asked for the outcome would wake the lane
+    assert world.row(receipt).outcome == "completed"
+    assert sorted(entered) == ["a", "a", "b", "b"]
+    await held.at_rest()
     world.converged()
