@@ -1,4 +1,4 @@
-"""Laneway: a durable runtime for AI-agent conversations on Ray.
+"""Laneway: a durable runtime (DR/duckdb) for AI-agent conversations on Ray.
 
 The names below are the whole public surface; each is imported when it is first used, so `import laneway` is quick and
 needs neither Ray nor DuckDB.
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from .cluster.client import Event
     from .cluster.launch import connect, local, start
     from .cluster.runtime import Conversation, Receipt, Runtime, Settlement
+    from .recovery.convergence import Report
     from .recovery.explain import Explanation
+    from .recovery.obligations import Obligation
+    from .storage.contract import DeadLetter, Quarantine
     from .storage.errors import (
         AdmissionConflict,
         InvalidInput,
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
         Refused,
         RuntimeUnreachable,
         StoreBusy,
+        StoreCorrupt,
+        StoreFull,
         StoreUnavailable,
         ToolError,
     )
@@ -69,7 +74,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ".cluster.client": ("Event",),
     ".cluster.launch": ("connect", "local", "start"),
     ".cluster.runtime": ("Conversation", "Receipt", "Runtime", "Settlement"),
+    ".recovery.convergence": ("Report",),
     ".recovery.explain": ("Explanation",),
+    ".recovery.obligations": ("Obligation",),
+    ".storage.contract": ("DeadLetter", "Quarantine"),
     ".storage.errors": (
         "AdmissionConflict",
         "InvalidInput",
@@ -79,6 +87,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Refused",
         "RuntimeUnreachable",
         "StoreBusy",
+        "StoreCorrupt",
+        "StoreFull",
         "StoreUnavailable",
         "ToolError",
     ),
@@ -93,6 +103,7 @@ __all__ = [
     "Compaction",
     "Completed",
     "Conversation",
+    "DeadLetter",
     "Event",
     "Explanation",
     "FunctionModel",
@@ -103,16 +114,21 @@ __all__ = [
     "ModelResponse",
     "NeverStarted",
     "NotFound",
+    "Obligation",
     "PydanticAIModel",
+    "Quarantine",
     "Receipt",
     "Refused",
     "ReplayModel",
+    "Report",
     "Runtime",
     "RuntimeUnreachable",
     "SafeToRetry",
     "ScriptedModel",
     "Settlement",
     "StoreBusy",
+    "StoreCorrupt",
+    "StoreFull",
     "StoreUnavailable",
     "Tool",
     "ToolCallRequest",

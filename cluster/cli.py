@@ -9,7 +9,7 @@ import typer
 
 from . import cli_data, cli_decisions, cli_demo, cli_doctor, cli_operations, cli_replay, cli_runtime, cli_talk
 
-_HELP = """A durable runtime for AI-agent conversations on Ray.
+_HELP = """A durable runtime (DR/duckdb) for AI-agent conversations on Ray.
 
 Exit codes: 0 done, 1 the thing asked about failed, 2 wrong usage or bad input, 3 no runtime answers.
 """

@@ -93,6 +93,7 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "abort_requested": lambda record: f"by {record['author']}: {record['reason']}",
     "recovery_decided": lambda record: f"epoch {record['epoch']}: {record['decision']}  {record['evidence']}",
+    "repair_annotated": lambda record: record["note"],
     "run_completed": lambda record: record["outcome"],
     "submission_settled": _settled,
 }

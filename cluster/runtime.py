@@ -1,4 +1,4 @@
-"""The public surface: a runtime, its conversations, and receipts; each call in a blocking and an async form."""
+"""The public surface: a runtime, its conversations, and receipts; what waits has an async form, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _T = TypeVar("_T")
 
 
 class Receipt:
-    """Durable acceptance of one submission: from here on, exactly one outcome will be recorded (DUR-001, DUR-002)."""
+    """Acceptance of one submission, as durable as its store (class DR in a DuckDB file, E in memory): from here on, exactly
+    one outcome will be recorded (DUR-001, DUR-002)."""
 
     def __init__(self, runtime: Runtime, receipt: LedgerReceipt) -> None:
         self._runtime = runtime

@@ -1,4 +1,4 @@
-"""A durable conversation on a Ray of its own; run it twice, and it goes on where it was."""
+"""A durable conversation (DR/duckdb) on a Ray of its own; run it twice, and it goes on where it was."""
 
 from support_agent import support
 

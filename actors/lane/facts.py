@@ -25,6 +25,7 @@ from ...storage.records import (
     ModelResponded,
     Outcome,
     RecoveryDecided,
+    RepairAnnotated,
     RetryOf,
     RunCompleted,
     RunStarted,
@@ -215,6 +216,15 @@ def approval_decided(call: CallView, decision: Any, author: str, reason: str, wa
         author=author,
         reason=reason,
         waited_ms=waited_ms,
+    )
+
+
+def step_result_dropped(settled: StepSettled, digest: str) -> RepairAnnotated:
+    """Another execution of a step gave another result: it is refused, and that is on record."""
+    return RepairAnnotated(
+        id=record_id("repair_annotated", settled.step_id, digest),
+        subject=settled.step_id,
+        note=f"another result of step {settled.name} was dropped: its digest is {digest}",
     )
 
 

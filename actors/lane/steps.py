@@ -12,7 +12,7 @@ from ...agents.context import Recorded, check_step, step_result
 from ...storage.errors import InvalidInput, LanewayError, ToolError
 from ...storage.failpoints import Failpoints, Point
 from ...storage.projection import CallView
-from ...storage.values import Limits, decode, encode
+from ...storage.values import Limits, decode, digest_of, encode
 from . import facts
 from .outbox import Outbox
 
@@ -43,6 +43,7 @@ class CallSteps:
         self._refused = refused
         self._loop = asyncio.get_running_loop()
         self._begun = set[str]()
+        self._dropped = set[str]()
         self._over = False
 
     def close(self) -> None:
@@ -90,8 +91,10 @@ class CallSteps:
         if settled is None:
             settled = facts.step_settled(self._call, name, version, decode(data))
             self._outbox.record(settled)
-        elif encode(settled.result) != data:
+        elif encode(settled.result) != data and (digest := digest_of(data)) not in self._dropped:
+            self._dropped.add(digest)
             self._counts["step_results_dropped"] += 1
+            self._outbox.record(facts.step_result_dropped(settled, digest))
             _log.info("%s: step %s has a recorded result; another one is dropped", self._call.call.id, name)
         await self._commit()
         return decode(encode(settled.result))

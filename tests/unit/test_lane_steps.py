@@ -15,7 +15,7 @@ from laneway import Completed, SafeToRetry, Tool, ToolContext, tool
 from laneway.actors.lane import facts
 from laneway.storage.commands import Append, Unit
 from laneway.storage.ledger import State
-from laneway.storage.records import StepSettled, ToolCallSettled
+from laneway.storage.records import RepairAnnotated, StepSettled, ToolCallSettled
 from laneway.storage.values import DEFAULT_LIMITS
 
 
@@ -128,7 +128,7 @@ async def test_only_success_is_recorded(world: World) -> None:
 
 @pytest.mark.requirement("DUR-010")
 async def test_of_concurrent_executions_the_first_committed_one_wins(stored: World) -> None:
-    """F17: each one runs, one result stands, and all of them get that one; another one is dropped and counted."""
+    """F17: each one runs, one result stands, and all of them get that one; another one is refused and on record."""
     gates = [Gate(), Gate()]
 
     async def work(ctx: ToolContext, arguments: Any) -> Any:
@@ -151,6 +151,8 @@ async def test_of_concurrent_executions_the_first_committed_one_wins(stored: Wor
     assert [step.result for step in steps(stored)] == ["result 1"]
     assert stored.supplier.count("step") == 2
     assert process.host.stats()["step_results_dropped"] == 1
+    (dropped,) = [record for record in stored.records() if isinstance(record, RepairAnnotated)]
+    assert (dropped.subject, "was dropped" in dropped.note) == (steps(stored)[0].step_id, True)
     stored.converged()
 
 
