@@ -29,8 +29,10 @@ _T = TypeVar("_T")
 
 
 class Receipt:
-    """Acceptance of one submission, as durable as its store (class DR in a DuckDB file, E in memory): from here on, exactly
-    one outcome will be recorded (DUR-001, DUR-002)."""
+    """Acceptance of one submission: from here on, exactly one outcome will be recorded (DUR-001, DUR-002).
+
+    It is as durable as the store: class DR in a DuckDB file, class E in memory.
+    """
 
     def __init__(self, runtime: Runtime, receipt: LedgerReceipt) -> None:
         self._runtime = runtime

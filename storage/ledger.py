@@ -78,7 +78,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.TERMINALIZING, Event.SETTLE_COMPLETED): State.COMPLETED,
     (State.TERMINALIZING, Event.SETTLE_FAILED): State.FAILED,
     (State.TERMINALIZING, Event.SETTLE_ABORTED): State.ABORTED,
-    # Joined work has no reservation of its own: it settles with its host.
+    # Joined work is never in terminalizing: its settlement is reserved and appended with its host's.
     (State.JOINED, Event.SETTLE_COMPLETED): State.COMPLETED,
     (State.JOINED, Event.SETTLE_FAILED): State.FAILED,
     (State.JOINED, Event.SETTLE_ABORTED): State.ABORTED,

@@ -384,7 +384,7 @@ class Lane:
     async def _granted(self, grant: Grant) -> Attempt:
         """The attempt that was granted, with the log as it stands: others may have written before the claim."""
         self._last_attempt_id = grant.attempt_id
-        self._held = grant.row.submission_id, Fence(token=grant.token, epoch=grant.epoch)
+        self._held = grant.row.submission_id, Fence(token=grant.token, epoch=grant.epoch)  # before anything can fail
         view = await self._loaded()
         if grant.tail_sequence != view.tail_sequence:
             self._view = None
@@ -396,8 +396,6 @@ class Lane:
 
     def _attempt_of(self, grant: Grant) -> Attempt:
         assert self._view is not None
-        self._last_attempt_id = grant.attempt_id
-        self._held = grant.row.submission_id, Fence(token=grant.token, epoch=grant.epoch)
         outbox = self._outbox(grant.row.submission_id, grant.token, grant.epoch, grant.tail_digest, self._view)
         self._arrivals.learn(grant.arrived)
         attempt = Attempt(self._claimed(grant.row, grant.attempt_id, outbox, self._view))
