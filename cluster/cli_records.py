@@ -18,6 +18,8 @@ _COLOURS = {
     "model_interrupted": "yellow",
     "tool_call_prepared": "blue",
     "tool_call_settled": "blue",
+    "approval_requested": "magenta",
+    "approval_decided": "magenta",
     "tool_call_unknown": "magenta",
     "tool_call_resolved": "magenta",
     "abort_requested": "red",
@@ -46,7 +48,7 @@ def _summary(kind: str, record: Mapping[str, Any]) -> str:
 
 def _input(record: Mapping[str, Any]) -> str:
     kind = record.get("kind", "user")
-    how = "" if kind == "user" else f"{kind} "
+    how = "" if kind == "user" else f"({kind}) "
     if "steers" in record:
         how = f"{how}(its run had ended: {record['steers']}) "
     return f"#{record['queue_sequence']} {how}{cell_text(record['content'])}" + _retried(record.get("retry_of"))
@@ -66,8 +68,14 @@ def _settled_call(record: Mapping[str, Any]) -> str:
 
 def _settled(record: Mapping[str, Any]) -> str:
     error = record.get("error")
+    if error is None and record["outcome"] == "aborted":
+        return "aborted"  # why stands in the abort_requested before it
     said = _error(error) if error else cell_text(record.get("output"))
     return f"{record['outcome']}: {said}"
+
+
+def _by(record: Mapping[str, Any]) -> str:
+    return f"by {record['author']}" + (f": {record['reason']}" if record["reason"] else "")
 
 
 def _retried(retry_of: Mapping[str, Any] | None) -> str:
@@ -87,11 +95,11 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "tool_call_prepared": lambda record: f"{record['tool']} ({record['effect']})",
     "step_settled": lambda record: f"{record['name']} v{record['version']}: {cell_text(record.get('result'))}",
     "tool_call_settled": _settled_call,
+    "approval_requested": lambda record: f"{record['approval_id']} {record['tool']} waits for a decision",
+    "approval_decided": lambda record: f"{record['approval_id']} {record['decision']} {_by(record)}",
     "tool_call_unknown": lambda record: f"{record['call_id']}: {record['reason']}",
-    "tool_call_resolved": lambda record: (
-        f"{record['resolution']} by {record['author']}" + (f": {record['reason']}" if record["reason"] else "")
-    ),
-    "abort_requested": lambda record: f"by {record['author']}: {record['reason']}",
+    "tool_call_resolved": lambda record: f"{record['resolution']} {_by(record)}",
+    "abort_requested": _by,
     "recovery_decided": lambda record: f"epoch {record['epoch']}: {record['decision']}  {record['evidence']}",
     "repair_annotated": lambda record: record["note"],
     "run_completed": lambda record: record["outcome"],

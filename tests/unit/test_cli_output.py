@@ -201,3 +201,15 @@ def test_output_survives_an_encoding_that_cannot_hold_it(tmp_path: Path) -> None
             timeout=60,
         )
         assert (done.returncode, done.stdout) == (0, shown)
+
+
+def test_decisions_and_aborts_read_as_sentences() -> None:
+    asked = {"type": "approval_requested", "approval_id": "apr_1", "call_id": "c", "tool": "pay", "run_id": "r"}
+    assert record_line(5, asked).endswith("apr_1 pay waits for a decision")
+    decided = {"type": "approval_decided", "approval_id": "apr_1", "decision": "denied", "author": "bob", "run_id": "r"}
+    assert record_line(6, {**decided, "reason": "too much"}).endswith("apr_1 denied by bob: too much")
+    assert record_line(6, {**decided, "reason": ""}).endswith("apr_1 denied by bob")
+    abort = {"type": "abort_requested", "author": "ann", "reason": ""}
+    assert record_line(7, abort).endswith("by ann")
+    settled = {"type": "submission_settled", "submission_id": "s", "outcome": "aborted", "output": None}
+    assert record_line(8, settled).endswith("  aborted")

@@ -90,8 +90,8 @@ def test_steer_is_refused_where_nothing_runs() -> None:
 def test_a_line_of_the_log_says_how_an_input_came_in() -> None:
     record = {"type": "input_recorded", "queue_sequence": 2, "content": "left"}
     assert record_line(5, record).endswith("#2 left")
-    assert record_line(5, {**record, "kind": "steering"}).endswith("#2 steering left")
-    assert record_line(5, {**record, "kind": "follow_up"}).endswith("#2 follow_up left")
+    assert record_line(5, {**record, "kind": "steering"}).endswith("#2 (steering) left")
+    assert record_line(5, {**record, "kind": "follow_up"}).endswith("#2 (follow_up) left")
     assert record_line(5, {**record, "steers": "sub_1"}).endswith("#2 (its run had ended: sub_1) left")
 
 
