@@ -17,7 +17,7 @@ from ..recovery.classify import evidence_of
 from ..recovery.convergence import Report
 from ..recovery.explain import Explanation, explain
 from ..storage.commands import AbortAnswer, Decided, Moved
-from ..storage.contract import LogPage, Snapshot, Table
+from ..storage.contract import LogPage, Quarantine, Snapshot, Table
 from ..storage.errors import InvalidInput, LanewayError, NotFound, StoreCorrupt, StoreUnavailable
 from ..storage.header import Batch
 from ..storage.ids import new_id
@@ -122,7 +122,17 @@ class Client:
             if not other.settled and other.queue_sequence < row.queue_sequence
         ]
         live = owner_is_live(row.state, row.owner_id, owners, now_ms)
-        return explain(evidence_of(snapshot), ahead, owner_live=live, now_ms=now_ms)
+        held = await self._quarantine_of(row.conversation_id)
+        return explain(evidence_of(snapshot), ahead, owner_live=live, now_ms=now_ms, quarantine=held)
+
+    async def _quarantine_of(self, conversation_id: str) -> Quarantine | None:
+        after = ""
+        while page := await self.backend.read("quarantined", after, 1000):
+            for found in page:
+                if found.conversation_id == conversation_id:
+                    return found
+            after = page[-1].conversation_id
+        return None
 
     async def events(self, conversation_id: str, after: int, provisional: bool) -> AsyncIterator[Event]:
         """Events behind sequence `after`, each canonical one once, until nothing is owed in the conversation."""

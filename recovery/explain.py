@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from ..storage.contract import Quarantine
 from ..storage.ledger import CLAIMABLE, Row, State
 from ..storage.projection import CallView
 from .classify import Decision, Evidence, classify, is_decided
+
+_NOT_HELD = frozenset({State.UNKNOWN, State.SUSPENDED, State.JOINED})
+"""Work that waits for something else first, quarantined or not."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,14 +35,23 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[str, ...] = ()
 
 
-def explain(evidence: Evidence, ahead: Sequence[Row], *, owner_live: bool, now_ms: int) -> Explanation:
+def explain(
+    evidence: Evidence, ahead: Sequence[Row], *, owner_live: bool, now_ms: int, quarantine: Quarantine | None = None
+) -> Explanation:
     """`ahead` are the open submissions before this one in its queue; `owner_live` says that a live process works on it.
+
+    `quarantine` is that of its conversation.
 
     Source: Specification 14 (every decision can be told from what is stored), DUR-013.
     """
     row = evidence.row
     decision = classify(evidence)
-    why, after = _told(evidence, decision, ahead, owner_live=owner_live, now_ms=now_ms)
+    held = quarantine if row.state not in _NOT_HELD and not row.settled and not owner_live else None
+    if held is not None:
+        why = f"Its conversation is quarantined by {held.author}: {held.reason}"
+        after = f"Nothing of the conversation runs before its quarantine is released; then: {decision.sentence}"
+    else:
+        why, after = _told(evidence, decision, ahead, owner_live=owner_live, now_ms=now_ms)
     calls = _waits_for(evidence)
     return Explanation(
         submission_id=row.submission_id,
@@ -51,7 +65,7 @@ def explain(evidence: Evidence, ahead: Sequence[Row], *, owner_live: bool, now_m
         epoch=row.epoch,
         behind=tuple(other.submission_id for other in ahead),
         waits_for=calls,
-        actions=tuple(_actions(row, calls)),
+        actions=tuple(_actions(row, calls, held)),
     )
 
 
@@ -60,7 +74,10 @@ def _told(
 ) -> tuple[str, str]:
     row = evidence.row
     if row.settled:
-        return f"It is settled as {row.outcome}.", "Nothing: a settled outcome never changes."
+        settlement = evidence.view.settlements.get(row.submission_id)
+        error = settlement.error if settlement is not None else None
+        reason = f", {error.code}: {error.message}" if error is not None else "."
+        return f"It is settled as {row.outcome}{reason}", "Nothing: a settled outcome never changes."
     if row.state is State.UNKNOWN:
         rest = "later submissions go on meanwhile" if row.parked else "the conversation waits with it"
         return decision.sentence, f"When every unknown call is resolved it goes on; {rest}."
@@ -120,7 +137,9 @@ def _facts(evidence: Evidence, decision: Decision) -> list[str]:
         if run.open_calls:
             facts.append(f"{len(run.open_calls)} open call{'s' if len(run.open_calls) > 1 else ''}")
         if run.stalled:
-            facts.append(f"its owner was lost {run.stalled} times since something new was recorded")
+            facts.append(
+                f"its owner was lost {'once' if run.stalled == 1 else f'{run.stalled} times'} since something new was recorded"
+            )
     if row.abort is not None:
         facts.append(f"{row.abort.author} asked for its abort: {row.abort.reason}")
     return facts
@@ -152,18 +171,25 @@ def _call(call: CallView) -> dict[str, Any]:
     return {"tool": call.call.name, "arguments": call.call.arguments, "call_id": call.call.id, "turn": call.turn}
 
 
-def _actions(row: Row, calls: Sequence[dict[str, Any]]) -> list[str]:
+def _actions(row: Row, calls: Sequence[dict[str, Any]], held: Quarantine | None) -> list[str]:
+    """Whole commands: where one needs a name or a reason, a word in capitals stands for it."""
     if row.settled:
-        return []
+        open_effects = any(known.resolution is None for known in row.unknown_calls.values())  # a retry is refused
+        return (
+            [f"laneway retry {row.submission_id} --author NAME"] if row.outcome == "failed" and not open_effects else []
+        )
     if row.state is State.JOINED:
         return [f"laneway abort {row.host_id}"]  # its outcome is its host's
     actions: list[str] = []
+    if held is not None:
+        actions.append(f"laneway quarantine release {shlex.quote(row.conversation_id)} --author NAME")
     for call in calls:
         if call["kind"] == "approval":
-            which = f"{row.submission_id} --approval {call['approval_id']}"
+            which = f"{row.submission_id} --approval {call['approval_id']} --author NAME"
             actions += [f"laneway approve {which}", f"laneway deny {which}"]
         else:
             which = f"laneway resolve {row.submission_id} --call {call['call_id']}"
-            actions += [f"{which} completed_with_result --result JSON", f"{which} never_started"]
-            actions += [f"{which} safe_to_retry", f"{which} abort"]
+            said = "--author NAME --reason EVIDENCE"
+            actions += [f"{which} completed_with_result --result JSON {said}", f"{which} never_started {said}"]
+            actions += [f"{which} safe_to_retry {said}", f"{which} abort {said}"]
     return [*actions, f"laneway abort {row.submission_id}"]

@@ -22,8 +22,9 @@ from lane_records import (
 
 from laneway.recovery.classify import Evidence
 from laneway.recovery.explain import explain
+from laneway.storage.contract import Quarantine
 from laneway.storage.ledger import Approval, State, UnknownCall
-from laneway.storage.records import AnyRecord
+from laneway.storage.records import AnyRecord, ErrorFact, SubmissionSettled
 
 CALL = call_id(1, 0)
 NOW = 100_000
@@ -141,3 +142,27 @@ def test_joined_work_is_ended_through_its_host() -> None:
     told = explain(Evidence(row, a_row(state=State.RUNNING), a_view(said("sub_2", 2))), (), owner_live=True, now_ms=NOW)
     assert told.actions == ("laneway abort sub_1",)
     assert told.decision == "wait_for_host"
+
+
+def test_failed_work_tells_its_error_and_the_retry() -> None:
+    error = ErrorFact(code="model_failed", message="no answer")
+    record = SubmissionSettled(id="rec_s", settlement_id="s", submission_id="sub_1", outcome="failed", error=error)
+    row = a_row(state=State.FAILED, outcome="failed")
+    told = explain(Evidence(row, None, a_view(said(), record)), [], owner_live=False, now_ms=NOW)
+    assert told.why == "It is settled as failed, model_failed: no answer"
+    assert told.actions == ("laneway retry sub_1 --author NAME",)
+    unsure = a_row(state=State.FAILED, outcome="failed", unknown_calls=LOST)
+    told = explain(Evidence(unsure, None, a_view(said(), record)), [], owner_live=False, now_ms=NOW)
+    assert told.actions == ()  # a retry is refused while nobody knows what became of the call
+
+
+def test_quarantined_work_names_the_quarantine_and_its_release() -> None:
+    held = Quarantine(conversation_id="an order", reason="looking", author="ann", since_ms=1)
+    row = a_row(state=State.READY, conversation_id="an order")
+    told = explain(Evidence(row, None, a_view()), [], owner_live=False, now_ms=NOW, quarantine=held)
+    assert told.why == "Its conversation is quarantined by ann: looking"
+    assert "before its quarantine is released" in told.next
+    assert told.actions[0] == "laneway quarantine release 'an order' --author NAME"
+    running = a_row(state=State.RUNNING, conversation_id="an order", **MARKED)
+    told = explain(Evidence(running, None, a_view()), [], owner_live=True, now_ms=NOW, quarantine=held)
+    assert told.actions == ("laneway abort sub_1",)  # what runs already comes to its end

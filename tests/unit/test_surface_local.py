@@ -264,7 +264,10 @@ def test_a_call_waits_for_its_approval() -> None:
         assert (told.state, told.decision) == ("suspended", "wait_approval")
         (waiting,) = told.waits_for
         assert (waiting["kind"], waiting["tool"]) == ("approval", "add")
-        assert told.actions[0] == f"laneway approve {receipt.submission_id} --approval {waiting['approval_id']}"
+        assert (
+            told.actions[0]
+            == f"laneway approve {receipt.submission_id} --approval {waiting['approval_id']} --author NAME"
+        )
         decided = runtime.approve(receipt.submission_id, waiting["approval_id"], author="ann", reason="fine")
         assert (decided.decision, decided.author) == ("approved", "ann")
         assert receipt.result(timeout=10).text == "three"
