@@ -108,7 +108,10 @@ def export(
 
 
 def verify(
-    settled: Annotated[bool, typer.Option("--settled", help="Work that is still open is a problem, too.")] = False,
+    settled: Annotated[
+        bool,
+        typer.Option("--settled", help="Open work is a problem, too, unless a person has to decide."),
+    ] = False,
     as_json: Json = False,
     store: StorePath = None,
     namespace: Namespace = None,

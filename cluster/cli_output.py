@@ -133,9 +133,21 @@ def time_of(milliseconds: int | None) -> str | None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None, header: bool = True
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str | None = None,
+    header: bool = True,
+    empty: str | None = None,
 ) -> None:
-    """A table for people. Whatever the cells hold, they are shown as they are: no markup, no control characters."""
+    """A table for people. Whatever the cells hold, they are shown as they are: no markup, no control characters.
+
+    Where there are no rows, the sentence `empty` stands in its place.
+    """
+    rows = list(rows)
+    if not rows and empty is not None:
+        print(printable(empty))
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -160,9 +172,13 @@ def cell_text(value: Any) -> str:
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Comma-separated values as RFC 4180 has them; NULL is an empty field, and nested values are JSON."""
+    """Comma-separated values, quoted as RFC 4180 has them, in lines as other commands end them.
+
+    NULL is an empty field, and nested values are JSON. With CRLF an id that a shell cuts out would end in a character
+    that nobody sees, and no command would find it.
+    """
     lines = io.StringIO()
-    writer = csv.writer(lines)
+    writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
         writer.writerow(["" if cell is None else cell_text(cell) for cell in row])

@@ -173,3 +173,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert Path("s.duckdb.wal").exists()
     assert json.loads(run("export", "c", *STORE).stdout)["messages"][1]["content"] == "you said last words"
     assert json_of("verify", "--settled", *STORE)["passed"] is True
+
+
+def test_an_id_cut_out_of_csv_is_an_id() -> None:
+    text = run("sql", "SELECT 'sub_1' AS id", "--format", "csv", *STORE).stdout
+    assert text == "id\nsub_1\n"
