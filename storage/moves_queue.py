@@ -38,7 +38,8 @@ def admit(work: Work, command: Admit) -> Admitted:
     if existing is not None:
         if existing.input_digest != command.input_digest:
             raise AdmissionConflict(
-                f"the idempotency key {command.idempotency_key!r} was admitted with another payload",
+                f"the idempotency key {command.idempotency_key!r} was admitted with another payload: "
+                "repeat that one, or take another key",
                 idempotency_key=command.idempotency_key,
                 stored_digest=existing.input_digest,
                 given_digest=command.input_digest,
