@@ -131,7 +131,12 @@ def resolve(
     ] = None,
     result: Annotated[
         str | None,
-        typer.Option("--result", metavar="JSON", help="What the call returned.", show_default=False),
+        typer.Option(
+            "--result",
+            metavar="JSON",
+            help="What the call returned, null for nothing; needed with completed_with_result, and with nothing else.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
     namespace: Namespace = None,
@@ -151,6 +156,11 @@ def resolve(
       laneway resolve sub_0198... never_started --author ann --reason "no booking at the bank"
       laneway resolve sub_0198... completed_with_result --result '{"charge": "ch_1"}' --author ann --reason "statement"
     """
+    if resolution == "completed_with_result" and result is None:
+        raise InvalidInput(
+            "completed_with_result needs --result: the model reads it as what the call returned; null says nothing",
+            field="result",
+        )
     value = _json_of(result)
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         moved = runtime.resolve_unknown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .runtime import Receipt, Runtime, Settlement
 
 _STDIN_BYTES_MAX = 64 << 20  # bounds memory; the runtime's own limit on an input is far lower
+
+_ASKS = ("approval_requested", "tool_call_unknown")
 
 _LOOK_S = 2.0  # how soon somebody who waits is told that a person has to decide
 
@@ -87,7 +90,7 @@ def submit(
     content = _standard_input() if text == "-" else text
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         receipt = runtime.conversation(conversation, agent).submit(content, idempotency_key=key, principal=principal)
-        _tell_outcome(runtime, receipt, wait=wait, timeout=timeout, as_json=as_json)
+        _tell_outcome(runtime, receipt, wait=wait, timeout=timeout, as_json=as_json, stays=not local)
 
 
 def steer(
@@ -116,7 +119,7 @@ def steer(
     content = _standard_input() if text == "-" else text
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         receipt = runtime.conversation(conversation).steer(content, idempotency_key=key, principal=principal)
-        _tell_outcome(runtime, receipt, wait=wait, timeout=timeout, as_json=as_json)
+        _tell_outcome(runtime, receipt, wait=wait, timeout=timeout, as_json=as_json, stays=not local)
 
 
 def log(
@@ -164,6 +167,8 @@ def watch(
 ) -> None:
     """Follow a conversation until nothing is owed in it.
 
+    While a submission waits for a person, its obligation stays and `watch` stays with it; standard error says so.
+
     Records are shown as they are committed, text as it comes. Text that comes is provisional: only the record that
     follows counts. To go on later, pass the last sequence that was seen to --after. With --json, one event a line.
 
@@ -174,6 +179,7 @@ def watch(
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         require_conversation(runtime, conversation)
         inline = False
+        told: set[str] = set()
         for event in runtime.conversation(conversation).events(after, provisional=deltas):
             if as_json:
                 print_json(event)
@@ -184,6 +190,8 @@ def watch(
             else:
                 typer.echo(("\n" if inline else "") + record_line(event.sequence or 0, event.data))
                 inline = False
+            if event.type in _ASKS and not as_json:
+                _tell_waiting(runtime, conversation, told)
         if inline:
             typer.echo()
 
@@ -227,6 +235,15 @@ def abort(
         print(printable(f"abort {first}: by {found['author']}, {submission} is {found['state']}"))
 
 
+def _tell_waiting(runtime: Runtime, conversation_id: str, told: set[str]) -> None:
+    """Say which submissions wait for a person now, each once: a log also holds what was decided long ago."""
+    for state in ("suspended", "unknown"):
+        for row in runtime.submissions(conversation=conversation_id, state=state):
+            if row.submission_id not in told:
+                told.add(row.submission_id)
+                say(f"it waits for a person: `laneway explain {row.submission_id}` shows what to decide")
+
+
 def _standard_input() -> str:
     data = sys.stdin.buffer.read(_STDIN_BYTES_MAX + 1)
     if len(data) > _STDIN_BYTES_MAX:
@@ -240,14 +257,21 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _tell_outcome(runtime: Runtime, receipt: Receipt, *, wait: bool, timeout: float | None, as_json: bool) -> None:
-    """Print the receipt, then the outcome where it is waited for; exit code 1 where that is not "completed"."""
+def _tell_outcome(
+    runtime: Runtime, receipt: Receipt, *, wait: bool, timeout: float | None, as_json: bool, stays: bool
+) -> None:
+    """Print the receipt, then the outcome where it is waited for; exit code 1 where that is not "completed".
+
+    `stays`: the runtime is up after this command, and other commands reach it.
+    """
     if not as_json:
         again = "accepted before" if receipt.replayed else "accepted"
         print(f"{again}: {receipt.submission_id}, receipt {receipt.receipt_id}, #{receipt.queue_sequence}", flush=True)
     settlement = _await(runtime, receipt, timeout) if wait else None
     if as_json:
         print_json({"receipt": receipt.as_dict(), "settlement": settlement})
+    elif not wait and stays:
+        print(printable(f"next: laneway watch {shlex.quote(receipt.conversation_id)}"))
     elif settlement is not None:
         print(_outcome(settlement))
     if wait and (settlement is None or settlement.outcome != "completed"):
@@ -267,7 +291,8 @@ def _await(runtime: Runtime, receipt: Receipt, timeout_s: float | None) -> Settl
         over = deadline is not None and time.monotonic() >= deadline
         if over or (found.waits_for and not told):
             told = True
-            after = f"is still open after {timeout_s:g} s; it goes on" if over else "waits for a person"
+            rest = "waits for a person" if found.waits_for else "goes on"
+            after = f"is still open after {timeout_s:g} s and {rest}" if over else rest
             say(
                 printable(
                     f"{receipt.submission_id} {after}. It is {found.state}: {found.why} "

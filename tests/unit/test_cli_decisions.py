@@ -9,6 +9,9 @@ import pytest
 from cli_runs import json_of, refused
 from cli_runs import laneway as run
 
+from laneway.cluster import cli_talk
+from laneway.cluster.offline import open_offline
+
 LOCAL = ("--local", "--agents", "cli_agents:agents", "--store", "s.duckdb")
 ANN = ("--author", "ann")
 
@@ -78,6 +81,8 @@ def test_resolve_answers_for_an_unknown_call() -> None:
     why = (*ANN, "--reason", "statement")
     assert refused(*base, "perhaps", *why, *LOCAL)["details"]["field"] == "resolution"
     assert refused(*base, "completed_with_result", "--result", "{", *why, *LOCAL)["details"]["field"] == "result"
+    forgotten = refused(*base, "completed_with_result", *why, *LOCAL)
+    assert (forgotten["details"]["field"], "needs --result" in str(forgotten["message"])) == ("result", True)
     assert refused(*base, "never_started", "--call", "call_x", *why, *LOCAL, code=1)["code"] == "call_not_unknown"
     found = json_of(*base, "completed_with_result", "--result", '"ch_1"', *why, *LOCAL)
     assert (found["submission_id"], found["replayed"]) == (submission, False)
@@ -90,3 +95,28 @@ def test_a_decision_names_its_author() -> None:
         result = run(*command, *LOCAL)
         assert result.exit_code == 2
         assert "--author" in result.stderr
+
+
+@pytest.mark.parametrize(("agent", "verb"), [("careful", "deny"), ("lost", "resolve")])
+def test_what_explain_tells_to_type_is_a_whole_command(agent: str, verb: str) -> None:
+    """An action is accepted once the words in capitals are filled in."""
+    filled = {"NAME": "ann", "EVIDENCE": "seen", "JSON": "null"}
+    told = json_of("explain", waiting(agent), "--store", "s.duckdb")
+    action = next(found for found in told["actions"] if found.split()[1] == verb)
+    words = [filled.get(word, word) for word in action.split()[1:]]
+    assert run(*words, *LOCAL).exit_code == 0, action
+
+
+def test_a_submission_that_waits_says_so_at_its_timeout() -> None:
+    result = run("submit", "c", "go", "--agent", "careful", "--timeout", "0.5", *LOCAL)
+    assert "is still open after 0.5 s and waits for a person. It is suspended" in result.stderr
+
+
+def test_watch_tells_once_who_waits_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    submission = waiting("careful")
+    told: set[str] = set()
+    with open_offline("s.duckdb") as runtime:
+        for _ in range(2):
+            cli_talk._tell_waiting(runtime, "c", told)
+    said = f"it waits for a person: `laneway explain {submission}` shows what to decide\n"
+    assert capsys.readouterr().err == said

@@ -236,7 +236,7 @@ def test_a_timeout_ends_with_1_and_the_work_stays_open() -> None:
     arguments = ("submit", "c", "hello", "--agent", "never", "--timeout", "0.05", *LOCAL)
     result = run(*arguments)
     assert result.exit_code == 1
-    assert "is still open after 0.05 s; it goes on. It is running: A live process works on it" in result.stderr
+    assert "is still open after 0.05 s and goes on. It is running: A live process works on it" in result.stderr
     assert "Follow it with `laneway watch c`" in result.stderr
     (row,) = json_of("ps", "--store", "s.duckdb")["submissions"]
     assert row["settled_at"] is None
