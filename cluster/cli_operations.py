@@ -73,7 +73,10 @@ def obligations(
             for item in found
         ],
         title="obligations",
+        empty="nothing is owed" if not overdue else f"nothing is owed for as long as {overdue:g} s",
     )
+    if found:
+        print("next: laneway explain SUBMISSION")
 
 
 def dead_letters(
@@ -110,7 +113,10 @@ def dead_letters(
             for letter in found
         ],
         title="dead letters",
+        empty="nothing has failed" if every else "no dead letters; --all shows every failed submission",
     )
+    if found:
+        print("next: laneway explain SUBMISSION, laneway retry SUBMISSION --author NAME")
 
 
 def retry(
@@ -187,7 +193,10 @@ def quarantine_list(
         ("conversation", "since", "by", "reason"),
         [(item.conversation_id, time_of(item.since_ms), item.author, item.reason) for item in found],
         title="quarantined",
+        empty="no conversation is quarantined",
     )
+    if found:
+        print("next: laneway quarantine release CONVERSATION --author NAME")
 
 
 def quarantine_add(

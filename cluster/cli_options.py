@@ -64,8 +64,8 @@ def namespace_of(namespace: str | None) -> str:
 
 
 @contextmanager
-def running(namespace: str | None, address: str | None) -> Generator[Runtime]:
-    """A runtime that is up, at `address`, or where `laneway up` had left it.
+def running(namespace: str | None, address: str | None, *, reads: bool = False) -> Generator[Runtime]:
+    """A runtime that is up, at `address`, or where `laneway up` had left it. `reads`: the command has --store, too.
 
     Raises: RuntimeUnreachable that says what to do.
     """
@@ -81,7 +81,8 @@ def running(namespace: str | None, address: str | None) -> Generator[Runtime]:
         raise RuntimeUnreachable(
             error.message
             + ("" if "`laneway up" in error.message else "; start one with `laneway up --agents module:name`")
-            + (f", or read its store with --store {remembered.store}" if remembered else ""),
+            + (f", or read its store with --store {remembered.store}" if remembered else "")
+            + (", or read a store with --store PATH" if reads and not remembered else ""),
             code=error.code,
             retryable=error.retryable,
             **{**error.details, "address": chosen, "namespace": name},
@@ -94,7 +95,7 @@ def running(namespace: str | None, address: str | None) -> Generator[Runtime]:
 def reading(namespace: str | None, address: str | None, store: Path | None) -> Generator[Runtime]:
     """What a reading command works on: the store at `store` while its runtime is down, else a runtime that is up."""
     if store is None:
-        with running(namespace, address) as runtime:
+        with running(namespace, address, reads=True) as runtime:
             yield runtime
         return
     from .offline import open_offline

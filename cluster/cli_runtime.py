@@ -170,9 +170,10 @@ def down(as_json: Json = False, namespace: Namespace = None, address: Address = 
     try:
         with running(name, address) as runtime:
             runtime.stop()
-    except RuntimeUnreachable:
+    except RuntimeUnreachable as error:
         if remembered is None:
-            raise
+            message = f"nothing to end: {error.message.partition('; start one')[0]}"
+            raise RuntimeUnreachable(message, code=error.code, retryable=False, **error.details) from error
         answered = False
     ended = _release_cluster(remembered) if remembered is not None else False
     if remembered is not None:
@@ -189,10 +190,15 @@ def down(as_json: Json = False, namespace: Namespace = None, address: Address = 
 
 def ps(
     state: Annotated[
-        str | None, typer.Option("--state", help="Only submissions in this state.", show_default=False)
+        str | None,
+        typer.Option(
+            "--state",
+            help="Only submissions in this state, such as running, suspended, unknown or failed.",
+            show_default=False,
+        ),
     ] = None,
     conversation: Annotated[
-        str | None, typer.Option("--conversation", help="Only submissions of this one.", show_default=False)
+        str | None, typer.Option("--conversation", help="Only submissions of this conversation.", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The newest so many.")] = 50,
     as_json: Json = False,
@@ -221,6 +227,7 @@ def ps(
         ("submission", "conversation", "#", "agent", "state"),
         [(row.submission_id, row.conversation_id, row.queue_sequence, row.agent, str(row.state)) for row in rows],
         title="submissions",
+        empty="no submissions" if state is None and conversation is None else "no such submissions",
     )
 
 

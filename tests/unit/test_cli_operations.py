@@ -115,3 +115,28 @@ def test_work_that_waits_for_its_agent_is_made_due(ids: dict[str, str]) -> None:
     (found,) = json_of("obligations", *STORE)
     assert found["waits_for"] == "time"
     assert run("retry", ids["held"], "--author", "ann", *LOCAL).stdout == f"{ids['held']} may be claimed now\n"
+
+
+def test_lists_say_what_may_be_done_and_when_there_is_nothing(ids: dict[str, str]) -> None:
+    assert "next: laneway retry" not in run("obligations", *STORE).stdout
+    assert run("obligations", *STORE).stdout.endswith("next: laneway explain SUBMISSION\n")
+    assert "laneway retry SUBMISSION --author NAME" in run("dead-letters", *STORE).stdout
+    assert "laneway quarantine release CONVERSATION" in run("quarantine", "list", *STORE).stdout
+    with laneway.local(agents, "empty.duckdb"):
+        pass
+    for command, said in (
+        (("obligations",), "nothing is owed"),
+        (("obligations", "--overdue", "60"), "nothing is owed for as long as 60 s"),
+        (("dead-letters",), "no dead letters; --all shows every failed submission"),
+        (("dead-letters", "--all"), "nothing has failed"),
+        (("quarantine", "list"), "no conversation is quarantined"),
+    ):
+        assert run(*command, "--store", "empty.duckdb").stdout == f"{said}\n"
+    assert run("ps", "--store", "empty.duckdb").stdout.endswith("\nno submissions\n")
+    assert run("ps", "--state", "unknown", *STORE).stdout.endswith("\nno such submissions\n")
+
+
+def test_explain_names_the_quarantine_of_what_waits(ids: dict[str, str]) -> None:
+    told = json_of("explain", ids["held"], *STORE)
+    assert told["why"] == "Its conversation is quarantined by ann: until it is looked at"
+    assert told["actions"][0] == "laneway quarantine release a --author NAME"

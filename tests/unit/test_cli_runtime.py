@@ -241,3 +241,14 @@ def test_the_demonstration_without_processes_to_kill_books_once_and_does_not_pas
     assert story.kill is None
     assert not story.passed
     assert told[1] == "  completed: Done. Table 12 is yours at 19:00, laid for 2. See you then!"
+
+
+def test_with_nothing_up_each_command_says_what_helps_it() -> None:
+    at = ("--address", "127.0.0.1:1")
+    ended = str(refused("down", *at, code=3)["message"])
+    assert ended.startswith("nothing to end: ")
+    assert "laneway up" not in ended
+    assert str(refused("ps", *at, code=3)["message"]).endswith("or read a store with --store PATH")
+    asked = str(refused("submit", "c", "hello", *at, code=3)["message"])
+    assert "laneway up --agents" in asked
+    assert "--store" not in asked
