@@ -35,7 +35,7 @@ class Agent:
     whole conversation, and so it grows with it.
 
     With `join`, submissions that wait behind a run enter it after its next complete turn, in their order, and settle
-    with it: several messages in a row get one answer. Without it each gets a run of its own (Specification 5).
+    with it: several messages in a row get one answer. Without it each gets a run of its own.
 
     Raises: InvalidInput with `field`, and `limit` where one applies.
     """
@@ -129,7 +129,8 @@ def _checked_model(model: object) -> Model:
         return PydanticAIModel(check_text(model, "model", length_max=DEFAULT_LIMITS.id_length_max))
     if isinstance(model, type) or not isinstance(model, Model):
         raise InvalidInput(
-            f"model must be a model's name or have the methods identity and respond, not {type(model).__name__}",
+            f"model must be a model's name or have the methods identity and respond, not {type(model).__name__}"
+            + ("; wrap it: FunctionModel(function)" if callable(model) and not isinstance(model, type) else ""),
             field="model",
         )
     check_json(

@@ -206,10 +206,15 @@ def tool(
 ) -> Tool | Callable[[ToolFunction], Tool]:
     """Make a tool of a function, sync or async: `@tool`, or `@tool(effect="idempotent", timeout_s=5.0)`.
 
-    The JSON schema comes from the type hints. With `approval`, a flag or `approval(arguments) -> bool`, no call of the
+    The JSON schema comes from the type hints, the description from the docstring; a first parameter `ctx` gets the
+    ToolContext. `effect` says what may happen when a process dies in mid-call: "readonly" and "idempotent" calls
+    run again (an idempotent tool hands `ctx.idempotency_key` on), an "uncertain" one does not: its `reconcile`, or
+    a person, says what became of it.
+
+    `timeout_s` bounds one call. With `approval`, a flag or `approval(arguments) -> bool`, no call of the
     turn runs before a person has decided; after `approval_expires_s` seconds nobody's decision is a denial (None: it
-    waits). `reconcile` is described in `laneway.agents.reconcile`; `version` replaces the source text in the
-    definition's digest.
+    waits). `reconcile(ctx, arguments)` gives `Completed(result)`, `NeverStarted()`, `SafeToRetry()`, or None for no
+    proof. `version` replaces the source text in the definition's digest.
 
     Raises: InvalidInput with `field` for a declaration that cannot work.
     """

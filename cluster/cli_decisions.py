@@ -46,7 +46,9 @@ def explain(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Say why a submission is in its state, on what evidence, and what happens next.
+    """Say why a submission is in its state, and what comes next.
+
+    With it comes the evidence, each call that somebody has to decide on, and the commands that apply.
 
     \b
     Example:
@@ -103,7 +105,9 @@ def deny(
     agents: LocalAgents = None,
     store: LocalStore = None,
 ) -> None:
-    """Refuse a call that waits for approval: the model reads the reason, and the run goes on.
+    """Refuse a call that waits for approval.
+
+    The model reads the reason, and the run goes on.
 
     \b
     Example:

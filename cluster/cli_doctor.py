@@ -28,9 +28,9 @@ def doctor(
     as_json: Json = False,
     namespace: Namespace = None,
 ) -> None:
-    """Look for what would keep Laneway from running here, and say what to do.
+    """Look for what would keep Laneway from running here.
 
-    The exit code is 1 when something would stop `laneway demo`.
+    What is wrong comes with what to do about it. The exit code is 1 when something would stop `laneway demo`.
 
     \b
     Example:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Author = Annotated[str, typer.Option("--author", help="Who acts; it is recorded.", show_default=False)]
 Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", help="The conversation's id.", show_default=False)]
 
-_QUARANTINE_HELP = """Conversations that nobody runs: list them, set one aside, release one.
+_QUARANTINE_HELP = """Conversations that nobody runs: list, add, release.
 
 A lane sets its conversation aside by itself when what is stored cannot be read, has no decision, or fails again and
 again. Submissions to it are admitted all the same, and run once it is released.
@@ -47,7 +47,9 @@ def obligations(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Show what was accepted and has no outcome yet: since when, why, and whom it waits for.
+    """Show what has no outcome yet, and whom it waits for.
+
+    It was accepted, so it stands here until exactly one outcome is recorded.
 
     \b
     Example:
@@ -87,7 +89,9 @@ def dead_letters(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Show failed submissions that a bound or a passing fault brought down: what may be worth a retry.
+    """Show failed submissions that may be worth a retry.
+
+    A bound or a passing fault, such as a model that gave no answer, brought them down.
 
     \b
     Example:
@@ -130,10 +134,11 @@ def retry(
     agents: LocalAgents = None,
     store: LocalStore = None,
 ) -> None:
-    """Try a failed or aborted submission again, as a new one with the same input.
+    """Try a failed or aborted submission again, as a new one.
 
-    Work that waits for a time, or for its agent, may be claimed at once instead. While a retry is open, asking again
-    gives that very one. What has completed, goes on, or has an unknown outcome is refused.
+    The new one has the same input, and its calls get new idempotency keys. Work that waits for a time, or for its
+    agent, may be claimed at once instead. While a retry is open, asking again gives that very one. What has
+    completed, goes on, or has an unknown outcome is refused.
 
     \b
     Example:
@@ -161,7 +166,9 @@ def drain(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Replace a process of the runtime as planned: its calls come to an end, its work goes on elsewhere.
+    """Replace a process of the runtime as planned.
+
+    Its calls come to an end, and its work goes on elsewhere.
 
     \b
     Example:
@@ -210,7 +217,9 @@ def quarantine_add(
     agents: LocalAgents = None,
     store: LocalStore = None,
 ) -> None:
-    """Set a conversation aside: what runs comes to its end, and nothing behind it is begun.
+    """Set a conversation aside.
+
+    What runs comes to its end, and nothing behind it is begun.
 
     \b
     Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,7 @@ def running(namespace: str | None, address: str | None, *, reads: bool = False) 
             retryable=error.retryable,
             **{**error.details, "address": chosen, "namespace": name},
         ) from error
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler writes a stack trace over what the command has said
     with runtime:
         yield runtime
 

@@ -152,7 +152,7 @@ def _launched(
 
 
 def down(as_json: Json = False, namespace: Namespace = None, address: Address = None) -> None:
-    """End the runtime, and the Ray cluster that `laneway up` had started for it.
+    """End the runtime, and the Ray cluster that came with it.
 
     Open work stays in the store and goes on at the next `laneway up`. A cluster that another namespace uses stays.
 
@@ -206,7 +206,7 @@ def ps(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Show the processes of the runtime, and its newest submissions.
+    """Show the runtime's processes and its newest submissions.
 
     \b
     Example:

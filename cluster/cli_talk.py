@@ -107,10 +107,11 @@ def steer(
     agents: LocalAgents = None,
     store: LocalStore = None,
 ) -> None:
-    """Say something to the run that is under way, ahead of what is queued.
+    """Say something to the run that is under way.
 
-    It enters the log behind the run's next complete turn, before the next model call, and settles with that run. Where
-    the run ends first, it runs by itself in its turn. Where nothing runs, it is refused (code nothing_to_steer).
+    It goes ahead of what is queued: it enters the log behind the run's next complete turn, before the next model
+    call, and settles with that run. Where the run ends first, it runs by itself in its turn. Where nothing runs, it
+    is refused (code nothing_to_steer).
 
     \b
     Example:

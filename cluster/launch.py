@@ -25,8 +25,10 @@ def local(
 ) -> Runtime:
     """The same surface in this process, without Ray: for unit tests, notebooks and small programs.
 
-    `store` is the path of a DuckDB file (class DR/duckdb), or None for memory (class E). Open work in the file goes on.
-    `authorize(act)` says who may approve, resolve, abort and so on (`laneway.Act`); without it everybody may.
+    `store` is the path of a DuckDB file (class DR/duckdb), or None for memory (class E, which answers no SQL). Open
+    work in the file goes on. `settings` are those of the README's Limits and the runbook's Settings, such as
+    `sweep_s=1.0`. `authorize(act)` says who may approve, resolve, abort and so on (`laneway.Act`); without it
+    everybody may.
     Raises: InvalidInput; StoreBusy when another process has the file.
     """
     chosen = load_settings(**settings)
@@ -59,8 +61,8 @@ def start(
 ) -> Runtime:
     """Start a runtime on Ray, class DR/duckdb: a local cluster by default, or the one at `address`.
 
-    `store` is a path on the node that this program runs on. `runtime_env` reaches Ray's workers. `authorize` is as for
-    `local`. Leaving the context manager ends the runtime, and a cluster that was started for it.
+    `store` is a path on the node that this program runs on. `runtime_env` reaches Ray's workers. `authorize` and
+    `settings` are as for `local`. Leaving the context manager ends the runtime, and a cluster that was started for it.
     Raises: InvalidInput; RuntimeUnreachable when no cluster answers at `address`; StoreBusy.
     """
     from .ray_cluster import connect_ray

@@ -138,7 +138,7 @@ class Conversation:
         It passes everything that waits in the queue: it enters the log behind the run's next complete turn, before the
         next model call, and settles with that run. Where the run ends first, it becomes an ordinary submission of the
         same agent in its place of the queue, and its input's record names the submission that it was to steer
-        (`steers`). Keys are those of `submit`, and one key serves one of the two (Specification 5, DUR-004).
+        (`steers`). Keys are those of `submit`, and one key serves one of the two.
 
         Raises: Refused with code "nothing_to_steer" when nothing runs; InvalidInput; AdmissionConflict.
         """

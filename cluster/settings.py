@@ -80,5 +80,8 @@ def load_settings(**given: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "settings"
+        if first["type"] == "extra_forbidden":
+            names = ", ".join(sorted(Settings.model_fields))
+            raise InvalidInput(f"no setting is named {field!r}; there are {names}", field=field) from error
         limit = next(iter(first.get("ctx", {}).values()), None)
         raise InvalidInput(f"{field}: {first['msg']}", field=field, limit=limit) from error

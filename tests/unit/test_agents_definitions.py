@@ -306,3 +306,8 @@ def test_a_check_is_loaded_by_its_name() -> None:
         with pytest.raises(InvalidInput) as caught:
             load_authorize(target)
         assert caught.value.details["field"] == "authorize"
+
+
+def test_a_plain_function_as_a_model_is_told_what_wraps_it() -> None:
+    with pytest.raises(InvalidInput, match=r"not function; wrap it: FunctionModel\(function\)"):
+        Agent(name="a", model=lambda request: "x")  # pyright: ignore[reportArgumentType]

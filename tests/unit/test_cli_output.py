@@ -213,3 +213,8 @@ def test_decisions_and_aborts_read_as_sentences() -> None:
     assert record_line(7, abort).endswith("by ann")
     settled = {"type": "submission_settled", "submission_id": "s", "outcome": "aborted", "output": None}
     assert record_line(8, settled).endswith("  aborted")
+
+
+def test_the_overview_says_each_command_in_a_whole_sentence() -> None:
+    lines = run("--help").stdout.splitlines() + run("quarantine", "--help").stdout.splitlines()
+    assert [line for line in lines if line.endswith("...") and "Usage" not in line] == []

@@ -12,6 +12,7 @@ from cli_runs import laneway as run
 from laneway.cluster.settings import load_settings
 from laneway.recovery.alerts import AlertSettings
 from laneway.recovery.obligations import EXHAUSTION_CODES
+from laneway.storage.errors import InvalidInput
 
 RUNBOOK = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 
@@ -57,3 +58,9 @@ def test_its_links_lead_to_headings() -> None:
         re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", RUNBOOK, re.M)
     }
     assert set(re.findall(r"\]\(#([^)]+)\)", RUNBOOK)) <= headings
+
+
+def test_an_unknown_setting_is_told_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match=r"no setting is named 'frob'; there are .*sweep_s") as caught:
+        load_settings(frob=1)
+    assert caught.value.details["field"] == "frob"
