@@ -27,6 +27,7 @@ from .cli_output import FAILED, print_json, printable, reporting, say, time_of
 from .cli_records import record_line
 
 if TYPE_CHECKING:
+    from ..recovery.explain import Explanation
     from .runtime import Receipt, Runtime, Settlement
 
 _STDIN_BYTES_MAX = 64 << 20  # bounds memory; the runtime's own limit on an input is far lower
@@ -290,22 +291,33 @@ def _await(runtime: Runtime, receipt: Receipt, timeout_s: float | None) -> Settl
         except TimeoutError:
             found = runtime.explain(receipt.submission_id)
         over = deadline is not None and time.monotonic() >= deadline
-        if over or (found.waits_for and not told):
+        stuck = None if told and not over else _waits_for_a_person(runtime, found)
+        if over or stuck:
             told = True
-            rest = "waits for a person" if found.waits_for else "goes on"
+            rest = "waits for a person" if stuck else "goes on"
             after = f"is still open after {timeout_s:g} s and {rest}" if over else rest
             say(
                 printable(
                     f"{receipt.submission_id} {after}. It is {found.state}: {found.why} "
                     + (
-                        f"Say what to do: `laneway explain {receipt.submission_id}` shows how"
-                        if found.waits_for
+                        f"Say what to do: `laneway explain {stuck}` shows how"
+                        if stuck
                         else f"Follow it with `laneway watch {receipt.conversation_id}`"
                     )
                 )
             )
         if over:
             return None
+
+
+def _waits_for_a_person(runtime: Runtime, found: Explanation) -> str | None:
+    """The submission that somebody has to look at before this one comes to its end: itself, or one ahead of it."""
+    if found.waits_for or any(action.startswith("laneway quarantine release") for action in found.actions):
+        return found.submission_id
+    head = runtime.submission(found.behind[0]) if found.behind else None
+    if head is None or head.parked or head.state not in ("suspended", "unknown"):
+        return None
+    return head.submission_id
 
 
 def _outcome(settlement: Settlement) -> str:

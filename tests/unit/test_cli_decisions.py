@@ -120,3 +120,10 @@ def test_watch_tells_once_who_waits_for_a_person(capsys: pytest.CaptureFixture[s
             cli_talk._tell_waiting(runtime, "c", told)
     said = f"it waits for a person: `laneway explain {submission}` shows what to decide\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_submission_behind_one_that_waits_names_that_one() -> None:
+    first = waiting("careful")
+    result = run("submit", "c", "more", "--agent", "careful", "--timeout", "0.5", *LOCAL)
+    assert "and waits for a person. It is ready: It waits in its queue behind 1 open submission" in result.stderr
+    assert f"`laneway explain {first}` shows how" in result.stderr
