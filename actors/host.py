@@ -67,8 +67,9 @@ class LaneHost:
         chance: random.Random | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
         monotonic: Callable[[], float] = time.monotonic,
+        owner_id: str | None = None,
     ) -> None:
-        self.owner_id = new_id("own")
+        self.owner_id = owner_id or new_id("own")
         self._link = link
         self._settings = settings
         self._monotonic = monotonic
@@ -85,6 +86,7 @@ class LaneHost:
         self._retired = False
         self._closed = threading.Event()
         self._draining = False
+        self._closing: asyncio.Task[None] | None = None
         self._at_work: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._services = LaneServices(
@@ -115,8 +117,13 @@ class LaneHost:
 
     async def close(self) -> None:
         """A planned stop: lanes are released at safe boundaries, tool calls in flight get `drain_grace_s`, and the
-        lease is given back; others may claim at once."""
-        self._draining = True
+        lease is given back; others may claim at once. It is done once, however often and by whomever it is asked."""
+        if self._closing is None:
+            self._draining = True
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

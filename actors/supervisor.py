@@ -43,6 +43,10 @@ class Crew(Protocol):
         """Processes that are alive and that this crew has not told of, each with the conversations resident in it."""
         ...
 
+    async def present(self) -> set[str]:
+        """The owner ids of all processes that nobody has seen end, whether or not they answer."""
+        ...
+
     async def until_death(self, member: Member) -> None:
         """Returns when the process has ended."""
         ...
@@ -101,12 +105,9 @@ class Supervisor:
         self._closed = False
 
     async def start(self) -> None:
-        """Find who is alive, declare everybody else dead, and begin to watch."""
+        """Find who is alive, declare dead whose process is gone, and begin to watch."""
         await self._adopt()
-        alive = {member.owner_id for member in self._members.values()}
-        for owner_id in await self._store.read("owners"):
-            if owner_id not in alive:
-                await self._store.read("retire_owner", owner_id)
+        await self._retire_gone()
         self._keep_spares()
         self._spawn(self._sweep())
         self._sweep_now.set()
@@ -137,13 +138,16 @@ class Supervisor:
         member = self._members.get(name)
         if member is None or name in self._drained:
             return False
-        self._drained.add(name)
-        moved = self._placement.remove(name)
+        await self._drain(member)
+        return True
+
+    async def _drain(self, member: Member) -> None:
+        self._drained.add(member.name)
+        moved = self._placement.remove(member.name)
         self.counts["drained"] += 1
-        _log.info("%s (pid %d) is drained; its %d conversations move", name, member.pid, len(moved))
+        _log.info("%s (pid %d) is drained; its %d conversations move", member.name, member.pid, len(moved))
         self._keep_spares()
         await self._crew.end(member)
-        return True
 
     def members(self) -> list[Member]:
         return list(self._members.values())
@@ -223,6 +227,17 @@ class Supervisor:
         for member, conversation_ids in await self._crew.found():
             self._join(member, conversation_ids)
 
+    async def _retire_gone(self) -> None:
+        """End the leases of owners whose process is gone. One that is silent keeps its lease for as long as it runs:
+        a slow but live owner is never preempted for its age (design 6)."""
+        owners: dict[str, int] = await self._store.read("owners")  # first: a process is listed before it has a lease
+        unknown = owners.keys() - {member.owner_id for member in self._members.values()}
+        present = await self._crew.present() if unknown else set[str]()
+        now_ms = self._now_ms()
+        for owner_id in sorted(unknown):
+            if owner_id not in present or owners[owner_id] <= now_ms:
+                await self._store.read("retire_owner", owner_id)
+
     async def _set_silent_aside(self) -> None:
         """A process whose lease stays over gets no conversations until it renews it; it may live, and is not ended."""
         owners = await self._store.read("owners")
@@ -248,6 +263,9 @@ class Supervisor:
         for member, stats in zip(
             members, await asyncio.gather(*(self._crew.stats(member) for member in members)), strict=True
         ):
+            if stats.get("draining") and member.name not in self._drained:
+                self._spawn(self._drain(member))  # whoever began this did not live to end it
+                continue
             if member.name not in self._stained and (stats.get("stained") or stats.get("retired")):
                 self._stained.add(member.name)
                 self.counts["stained"] += 1
@@ -259,6 +277,7 @@ class Supervisor:
 
     async def _sweep_once(self) -> None:
         await self._adopt()
+        await self._retire_gone()
         await self._set_silent_aside()
         if self._replacing is None or self._replacing.done():
             self._replacing = self._spawn(self._replace_stained())  # a stopped process must not hold the sweep up

@@ -16,7 +16,7 @@ from ..recovery.alerts import AlertSettings
 from ..storage.errors import StoreUnavailable
 from ..storage.ids import new_id
 from ..storage.readback import wall_clock_ms
-from .conversation_actor import RemoteConversationActor
+from .conversation_actor import RemoteConversationActor, owner_of
 from .lane.settings import LaneSettings
 from .placement import emptiest_node
 from .quiet import quiet_process
@@ -80,28 +80,38 @@ class RayCrew:
         return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
 
     async def found(self) -> list[tuple[Member, list[str]]]:
-        members: list[tuple[Member, list[str]]] = []
-        for name in await asyncio.to_thread(named_actors, self._plan.namespace):
-            if not name.startswith(MEMBER_PREFIX) or name in self._known:
-                continue
-            try:
-                handle = ray.get_actor(name, namespace=self._plan.namespace)
-                async with asyncio.timeout(_ANSWER_S):
-                    await handle.start.remote()  # whoever created it may have died before it was asked to
-                    owner_id, pid, resident = await handle.identity.remote()
-                    node = await handle.node.remote()
-            except (TimeoutError, *RAY_FAILURES, ValueError):
-                continue  # it is looked for again with the next sweep
-            self._known.add(name)
-            self._homes[name] = node
-            member = Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
-            members.append((member, resident))
-        return members
+        names = [name for name in await self._names() if name not in self._known]
+        answers = await asyncio.gather(*(self._asked(name) for name in names))
+        return [answer for answer in answers if answer is not None]
+
+    async def present(self) -> set[str]:
+        return {owner_of(name) for name in await self._names()}
+
+    async def _names(self) -> list[str]:
+        names = await asyncio.to_thread(named_actors, self._plan.namespace)
+        return [name for name in names if name.startswith(MEMBER_PREFIX)]
+
+    async def _asked(self, name: str) -> tuple[Member, list[str]] | None:
+        """The process of that name with what is resident in it; None for a silent one, which the next sweep asks."""
+        try:
+            handle = ray.get_actor(name, namespace=self._plan.namespace)
+            async with asyncio.timeout(_ANSWER_S):
+                await handle.start.remote()  # whoever created it may have died before it was asked to
+                owner_id, pid, resident = await handle.identity.remote()
+                node = await handle.node.remote()
+        except (TimeoutError, *RAY_FAILURES, ValueError):
+            return None
+        if name in self._known:
+            return None  # another look was faster
+        self._known.add(name)
+        self._homes[name] = node
+        return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle), resident
 
     async def until_death(self, member: Member) -> None:
         while True:
             try:
                 await member.handle.until_end.remote()
+                await self.end(member)  # it has closed; whoever asked it to may not live to end its process
                 break
             except ActorUnavailableError:
                 await asyncio.sleep(0.2)

@@ -52,6 +52,10 @@ class LocalCrew:
         self._told.update(new)
         return [(self.alive[name][0], self.alive[name][1].host.resident()) for name in new]
 
+    async def present(self) -> set[str]:
+        ended = {member.owner_id for member, _, ended in self.alive.values() if ended.is_set()}
+        return {process.host.owner_id for process in self.world.processes} - ended
+
     async def until_death(self, member: Member) -> None:
         await self.alive[member.name][2].wait()
 
