@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from ..agents.authority import Act
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.contract import Quarantine
@@ -97,6 +98,10 @@ class ConversationActor:
     @answering
     async def activate(self, conversation_ids: list[str]) -> None:
         await self._host.activate(conversation_ids)
+
+    @answering
+    async def permit(self, act: Act) -> None:
+        await self._host.permit(act)
 
     async def stats(self) -> dict[str, Any]:
         return {"pid": os.getpid(), **self._host.stats()}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..agents.authority import Act, require
+from ..agents.authority import Act, act_on, require
 from ..agents.protocol import Delta
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer, Decided, Moved
@@ -220,10 +220,11 @@ class LaneHost:
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer:
         """DUR-012. Raises: Refused with code "already_settled" or "not_authorised"; NotFound."""
-        act = Act(
-            action="abort", author=author, reason=reason, conversation_id=conversation_id, submission_id=submission_id
-        )
-        await require(self._registry.authorize, act)
+        if self._registry.authorize is not None:
+            row: Row | None = await self.store.read("lookup", submission_id)
+            if row is None:
+                raise NotFound(f"no submission {submission_id}", submission_id=submission_id)
+            await self.permit(act_on(row, "abort", author, reason))
         lane = self._lane_or_visitor(conversation_id)
         return await self._to_its_end(lane.abort(submission_id, abort_id, author, reason))
 
@@ -243,6 +244,10 @@ class LaneHost:
         answer = await self._to_its_end(carry_out(self.store, self._registry.authorize, decision))
         self._lane_or_visitor(conversation_id).wake()
         return answer
+
+    async def permit(self, act: Act) -> None:
+        """Ask the runtime's check for an act that is carried out elsewhere. Raises: Refused, code "not_authorised"."""
+        await require(self._registry.authorize, act)
 
     def resident(self) -> list[str]:
         """The conversations whose lanes are in memory here."""

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..agents.authority import Act
 from ..recovery.alerts import Alerts, AlertSettings
-from ..storage.errors import LanewayError
+from ..storage.errors import LanewayError, Refused
 from .placement import Placement
 from .store_client import StoreClient, StoreLink
 from .sweep import SWEEP_ROWS, Sweep
@@ -58,6 +59,13 @@ class Crew(Protocol):
         ...
 
     async def stats(self, member: Member) -> dict[str, Any]: ...
+
+    async def permit(self, member: Member, act: Act) -> bool:
+        """Let the process ask the runtime's check; False when it gives no answer.
+
+        Raises: Refused with code "not_authorised".
+        """
+        ...
 
     async def retire(self, member: Member) -> bool:
         """Let the process take nothing new, and end it once nothing is at work in it; whether it was ended."""
@@ -130,16 +138,27 @@ class Supervisor:
             async with self._changed:
                 await self._changed.wait_for(lambda was=started: self.counts["started"] > was or self._starting == 0)
 
-    async def drain(self, name: str) -> bool:
+    async def drain(self, name: str, author: str, reason: str = "") -> bool:
         """Replace a process as planned; returns when it has ended. False for one that is gone or is being drained.
 
         Nothing is placed there any more, tool calls in flight get `drain_grace_s`, and open work goes on elsewhere.
+        Raises: Refused with code "not_authorised", where no process can be asked, too.
         """
+        await self._permit(Act(action="drain", author=author, reason=reason, details={"process": name}), name)
         member = self._members.get(name)
         if member is None or name in self._drained:
             return False
+        _log.info("%s is to be drained, says %s: %s", name, author, reason)
         await self._drain(member)
         return True
+
+    async def _permit(self, act: Act, last: str) -> None:
+        """The check runs where lanes do; whatever is to be drained may have trouble, and is asked when no other is."""
+        for member in sorted(self.members(), key=lambda member: member.name == last):
+            if await self._crew.permit(member, act):
+                return
+        if self._members:
+            raise Refused(f"{act.author} may not drain {last}: no process answers the check", code="not_authorised")
 
     async def _drain(self, member: Member) -> None:
         self._drained.add(member.name)

@@ -12,6 +12,7 @@ import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError
 
+from ..agents.authority import CHECK_S, Act
 from ..recovery.alerts import AlertSettings
 from ..storage.errors import StoreUnavailable
 from ..storage.ids import new_id
@@ -42,6 +43,8 @@ class RuntimePlan(msgspec.Struct, frozen=True, kw_only=True):
     sweep_s: float
     alerts: AlertSettings
     store_path: str
+    has_check: bool = False
+    """Whether operators' acts must pass a check of the runtime's owner."""
 
 
 class RayCrew:
@@ -137,6 +140,16 @@ class RayCrew:
         except (TimeoutError, *RAY_FAILURES):
             return {}
 
+    async def permit(self, member: Member, act: Act) -> bool:
+        if not self._plan.has_check:
+            return True
+        try:
+            async with asyncio.timeout(CHECK_S + _ANSWER_S):
+                answered(await member.handle.permit.remote(act))
+        except (TimeoutError, *RAY_FAILURES):
+            return False
+        return True
+
     async def retire(self, member: Member) -> bool:
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -208,6 +221,7 @@ class SupervisorActor:
             "pid": os.getpid(),
             "agents": self._plan.agent_names,
             "store_path": self._plan.store_path,
+            "has_check": self._plan.has_check,
             "counts": dict(self._supervisor.counts),
             "actors": [
                 {
@@ -233,10 +247,10 @@ class SupervisorActor:
         return stop_s(self._plan.lane)
 
     @answering
-    async def drain(self, name: str) -> bool:
+    async def drain(self, name: str, author: str, reason: str) -> bool:
         """Replace the process of that name as planned; False when there is none."""
         await self._ready()
-        return await self._supervisor.drain(name)
+        return await self._supervisor.drain(name, author, reason)
 
     async def _ready(self) -> None:
         """A supervisor that Ray started again was never asked to start: a call does it, until one has succeeded."""

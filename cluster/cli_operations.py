@@ -84,7 +84,9 @@ def dead_letters(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Show failed submissions that a bound or a passing fault brought down: what may be worth a retry.
+    """Show what a bound or a passing fault brought down, and what has an unknown outcome.
+
+    The former may be worth a retry; the latter are open and wait for `laneway resolve`.
 
     \b
     Example:
@@ -96,16 +98,17 @@ def dead_letters(
         print_json([_letter(letter) for letter in found])
         return
     print_table(
-        ("submission", "conversation", "#", "agent", "error", "attempts", "settled"),
+        ("submission", "conversation", "#", "agent", "kind", "error", "attempts", "settled"),
         [
             (
                 letter.submission_id,
                 letter.conversation_id,
                 letter.queue_sequence,
                 letter.agent,
+                letter.kind,
                 letter.code,
                 letter.attempts,
-                time_of(letter.settled_at_ms),
+                time_of(letter.settled_at_ms) or "",
             )
             for letter in found
         ],
@@ -151,6 +154,8 @@ def drain(
     process: Annotated[
         str, typer.Argument(metavar="PROCESS", help="Its name, as `laneway ps` shows it.", show_default=False)
     ],
+    author: Annotated[str, typer.Option("--author", help="Who asks; the runtime's check is told.")] = "anonymous",
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
     as_json: Json = False,
     namespace: Namespace = None,
     address: Address = None,
@@ -159,10 +164,10 @@ def drain(
 
     \b
     Example:
-      laneway drain conversations-0198...
+      laneway drain conversations-0198... --author ann
     """
     with running(namespace, address) as runtime:
-        runtime.drain(process)
+        runtime.drain(process, author=author, reason=reason)
     if as_json:
         print_json({"process": process, "drained": True})
     else:

@@ -12,8 +12,10 @@ import pytest
 from lane_world import Gate, Script, Trouble, World, agent_of, until
 from local_crew import LocalCrew, a_supervisor, control
 
+from laneway.agents.authority import Act
 from laneway.recovery.attention import conversations_in_need
 from laneway.storage.contract import ControlRow
+from laneway.storage.errors import Refused
 from laneway.storage.ledger import CLAIMABLE, State
 
 
@@ -159,6 +161,38 @@ async def test_a_process_whose_drain_its_supervisor_did_not_live_to_end_is_ended
     assert world.row(receipt).outcome == "completed"
     await second.close()
     world.converged()
+
+
+@pytest.mark.requirement("DUR-017")
+async def test_a_drain_needs_the_authority(world: World) -> None:
+    """The check is asked in a process that answers, the one in question last; nobody drains where none answers."""
+
+    def check(act: Act) -> bool:
+        return act.author == "ann"
+
+    crew = LocalCrew(world)
+    supervisor = a_supervisor(world, crew)
+    await supervisor.start()
+    member = await supervisor.locate("c")
+    await until(lambda: len(supervisor.members()) == 2)
+    (other,) = [found for found in supervisor.members() if found.name != member.name]
+    for _, process, _ in crew.alive.values():
+        process.host._registry.authorize = check
+    with pytest.raises(Refused) as caught:
+        await supervisor.drain(member.name, "bob", "to see")
+    assert (caught.value.code, caught.value.details["author"]) == ("not_authorised", "bob")
+    ((name, act),) = crew.asked
+    assert (name, act.action, act.details, act.reason) == (other.name, "drain", {"process": member.name}, "to see")
+    crew.mute.update({member.name, other.name})
+    with pytest.raises(Refused) as caught:
+        await supervisor.drain(member.name, "ann")
+    assert caught.value.code == "not_authorised"
+    assert [name for name, _ in crew.asked[1:]] == [other.name, member.name]
+    assert supervisor.counts["drained"] == 0
+    crew.mute.discard(member.name)
+    assert await supervisor.drain(member.name, "ann")
+    assert supervisor.counts["drained"] == 1
+    await supervisor.close()
 
 
 async def test_a_silent_process_gets_no_conversations_until_it_renews_its_lease(world: World) -> None:
