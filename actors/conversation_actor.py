@@ -7,9 +7,13 @@ import os
 import sys
 from typing import Any
 
+import ray
+
+from ..agents.authority import Act
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.contract import Quarantine
+from ..storage.ids import derive_id, new_id
 from ..storage.ledger import Receipt
 from .decisions import Decision
 from .host import LaneHost, Poll
@@ -21,13 +25,22 @@ from .quiet import quiet_process
 from .ray_calls import RayLink, actor_class, answering, from_pickle, kept_agents, node_id
 
 
+def owner_of(name: str) -> str:
+    """The owner id of the process of that name: a name is one process, so whom Ray still lists can be told from the
+    owners that the store knows, whether or not they answer."""
+    return derive_id("own", name)
+
+
 class ConversationActor:
     """Hosts lanes for as long as its process lives; what it leaves open is recovered elsewhere."""
 
     def __init__(self, store: Any, namespace: str, import_paths: list[str], settings: LaneSettings) -> None:
         quiet_process()
         sys.path.extend(path for path in import_paths if path not in sys.path and os.path.isdir(path))
-        self._host = LaneHost(RayLink(store), Registry(*from_pickle(kept_agents(namespace))), settings)
+        name = ray.get_runtime_context().get_actor_name()
+        registry = Registry(*from_pickle(kept_agents(namespace)))
+        owner_id = owner_of(name) if name else new_id("own")
+        self._host = LaneHost(RayLink(store), registry, settings, owner_id=owner_id)
         self._ended = asyncio.Event()
         self._started: asyncio.Task[None] | None = None
 
@@ -85,6 +98,10 @@ class ConversationActor:
     @answering
     async def activate(self, conversation_ids: list[str]) -> None:
         await self._host.activate(conversation_ids)
+
+    @answering
+    async def permit(self, act: Act) -> None:
+        await self._host.permit(act)
 
     async def stats(self) -> dict[str, Any]:
         return {"pid": os.getpid(), **self._host.stats()}

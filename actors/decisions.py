@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..agents.authority import Act, Action, Authorize, require
+from ..agents.authority import Act, Action, Authorize, act_on, require
 from ..recovery.classify import Evidence, evidence_of
 from ..storage.commands import DecideApproval, Decided, Moved, ResolveUnknown, Unit
 from ..storage.errors import InvalidInput, Refused
@@ -146,12 +146,4 @@ def _act(action: Action, decision: Decision, evidence: Evidence, call: CallView 
         details = {"tool": call.call.name, "arguments": call.call.arguments, "call_id": call.call.id}
     if isinstance(decision, UnknownResolution):
         details |= {"resolution": decision.resolution, "result": decision.result}
-    return Act(
-        action=action,
-        author=decision.author,
-        reason=decision.reason,
-        conversation_id=evidence.row.conversation_id,
-        submission_id=evidence.row.submission_id,
-        agent=evidence.row.agent,
-        details=details,
-    )
+    return act_on(evidence.row, action, decision.author, decision.reason, details)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..agents.authority import Act, require
+from ..agents.authority import Act, act_on, require
 from ..agents.protocol import Delta
 from ..agents.registry import Registry
 from ..storage.commands import AbortAnswer, Decided, Moved
@@ -67,8 +67,9 @@ class LaneHost:
         chance: random.Random | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
         monotonic: Callable[[], float] = time.monotonic,
+        owner_id: str | None = None,
     ) -> None:
-        self.owner_id = new_id("own")
+        self.owner_id = owner_id or new_id("own")
         self._link = link
         self._settings = settings
         self._monotonic = monotonic
@@ -85,6 +86,7 @@ class LaneHost:
         self._retired = False
         self._closed = threading.Event()
         self._draining = False
+        self._closing: asyncio.Task[None] | None = None
         self._at_work: set[asyncio.Task[Any]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._services = LaneServices(
@@ -115,8 +117,13 @@ class LaneHost:
 
     async def close(self) -> None:
         """A planned stop: lanes are released at safe boundaries, tool calls in flight get `drain_grace_s`, and the
-        lease is given back; others may claim at once."""
-        self._draining = True
+        lease is given back; others may claim at once. It is done once, however often and by whomever it is asked."""
+        if self._closing is None:
+            self._draining = True
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -213,10 +220,11 @@ class LaneHost:
         self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
     ) -> AbortAnswer:
         """DUR-012. Raises: Refused with code "already_settled" or "not_authorised"; NotFound."""
-        act = Act(
-            action="abort", author=author, reason=reason, conversation_id=conversation_id, submission_id=submission_id
-        )
-        await require(self._registry.authorize, act)
+        if self._registry.authorize is not None:
+            row: Row | None = await self.store.read("lookup", submission_id)
+            if row is None:
+                raise NotFound(f"no submission {submission_id}", submission_id=submission_id)
+            await self.permit(act_on(row, "abort", author, reason))
         lane = self._lane_or_visitor(conversation_id)
         return await self._to_its_end(lane.abort(submission_id, abort_id, author, reason))
 
@@ -236,6 +244,10 @@ class LaneHost:
         answer = await self._to_its_end(carry_out(self.store, self._registry.authorize, decision))
         self._lane_or_visitor(conversation_id).wake()
         return answer
+
+    async def permit(self, act: Act) -> None:
+        """Ask the runtime's check for an act that is carried out elsewhere. Raises: Refused, code "not_authorised"."""
+        await require(self._registry.authorize, act)
 
     def resident(self) -> list[str]:
         """The conversations whose lanes are in memory here."""

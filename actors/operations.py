@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..agents.authority import Act, Authorize, require
+from ..agents.authority import Act, Authorize, act_on, require
 from ..recovery.classify import Evidence, evidence_of, is_uncertain
 from ..storage.commands import MakeDue, Unit
 from ..storage.contract import Quarantine
@@ -78,17 +78,7 @@ async def _retry(
     waits = row.state is State.READY and row.not_before_ms > now_ms
     if not waits:
         _check_failed(evidence)
-    await require(
-        authorize,
-        Act(
-            action="retry",
-            author=operation.author,
-            reason=operation.reason,
-            conversation_id=row.conversation_id,
-            submission_id=row.submission_id,
-            agent=row.agent,
-        ),
-    )
+    await require(authorize, act_on(row, "retry", operation.author, operation.reason))
     if waits:
         unit = Unit(conversation_id=row.conversation_id, commands=(MakeDue(submission_id=row.submission_id),))
         await store.commit(unit)

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..agents.authority import Act
 from ..recovery.alerts import Alerts, AlertSettings
-from ..storage.errors import LanewayError
+from ..storage.errors import LanewayError, Refused
 from .placement import Placement
 from .store_client import StoreClient, StoreLink
 from .sweep import SWEEP_ROWS, Sweep
@@ -43,6 +44,10 @@ class Crew(Protocol):
         """Processes that are alive and that this crew has not told of, each with the conversations resident in it."""
         ...
 
+    async def present(self) -> set[str]:
+        """The owner ids of all processes that nobody has seen end, whether or not they answer."""
+        ...
+
     async def until_death(self, member: Member) -> None:
         """Returns when the process has ended."""
         ...
@@ -54,6 +59,13 @@ class Crew(Protocol):
         ...
 
     async def stats(self, member: Member) -> dict[str, Any]: ...
+
+    async def permit(self, member: Member, act: Act) -> bool:
+        """Let the process ask the runtime's check; False when it gives no answer.
+
+        Raises: Refused with code "not_authorised".
+        """
+        ...
 
     async def retire(self, member: Member) -> bool:
         """Let the process take nothing new, and end it once nothing is at work in it; whether it was ended."""
@@ -101,12 +113,9 @@ class Supervisor:
         self._closed = False
 
     async def start(self) -> None:
-        """Find who is alive, declare everybody else dead, and begin to watch."""
+        """Find who is alive, declare dead whose process is gone, and begin to watch."""
         await self._adopt()
-        alive = {member.owner_id for member in self._members.values()}
-        for owner_id in await self._store.read("owners"):
-            if owner_id not in alive:
-                await self._store.read("retire_owner", owner_id)
+        await self._retire_gone()
         self._keep_spares()
         self._spawn(self._sweep())
         self._sweep_now.set()
@@ -129,21 +138,35 @@ class Supervisor:
             async with self._changed:
                 await self._changed.wait_for(lambda was=started: self.counts["started"] > was or self._starting == 0)
 
-    async def drain(self, name: str) -> bool:
+    async def drain(self, name: str, author: str, reason: str = "") -> bool:
         """Replace a process as planned; returns when it has ended. False for one that is gone or is being drained.
 
         Nothing is placed there any more, tool calls in flight get `drain_grace_s`, and open work goes on elsewhere.
+        Raises: Refused with code "not_authorised", where no process can be asked, too.
         """
+        await self._permit(Act(action="drain", author=author, reason=reason, details={"process": name}), name)
         member = self._members.get(name)
         if member is None or name in self._drained:
             return False
-        self._drained.add(name)
-        moved = self._placement.remove(name)
+        _log.info("%s is to be drained, says %s: %s", name, author, reason)
+        await self._drain(member)
+        return True
+
+    async def _permit(self, act: Act, last: str) -> None:
+        """The check runs where lanes do; whatever is to be drained may have trouble, and is asked when no other is."""
+        for member in sorted(self.members(), key=lambda member: member.name == last):
+            if await self._crew.permit(member, act):
+                return
+        if self._members:
+            raise Refused(f"{act.author} may not drain {last}: no process answers the check", code="not_authorised")
+
+    async def _drain(self, member: Member) -> None:
+        self._drained.add(member.name)
+        moved = self._placement.remove(member.name)
         self.counts["drained"] += 1
-        _log.info("%s (pid %d) is drained; its %d conversations move", name, member.pid, len(moved))
+        _log.info("%s (pid %d) is drained; its %d conversations move", member.name, member.pid, len(moved))
         self._keep_spares()
         await self._crew.end(member)
-        return True
 
     def members(self) -> list[Member]:
         return list(self._members.values())
@@ -223,6 +246,17 @@ class Supervisor:
         for member, conversation_ids in await self._crew.found():
             self._join(member, conversation_ids)
 
+    async def _retire_gone(self) -> None:
+        """End the leases of owners whose process is gone. One that is silent keeps its lease for as long as it runs:
+        a slow but live owner is never preempted for its age (design 6)."""
+        owners: dict[str, int] = await self._store.read("owners")  # first: a process is listed before it has a lease
+        unknown = owners.keys() - {member.owner_id for member in self._members.values()}
+        present = await self._crew.present() if unknown else set[str]()
+        now_ms = self._now_ms()
+        for owner_id in sorted(unknown):
+            if owner_id not in present or owners[owner_id] <= now_ms:
+                await self._store.read("retire_owner", owner_id)
+
     async def _set_silent_aside(self) -> None:
         """A process whose lease stays over gets no conversations until it renews it; it may live, and is not ended."""
         owners = await self._store.read("owners")
@@ -248,6 +282,9 @@ class Supervisor:
         for member, stats in zip(
             members, await asyncio.gather(*(self._crew.stats(member) for member in members)), strict=True
         ):
+            if stats.get("draining") and member.name not in self._drained:
+                self._spawn(self._drain(member))  # whoever began this did not live to end it
+                continue
             if member.name not in self._stained and (stats.get("stained") or stats.get("retired")):
                 self._stained.add(member.name)
                 self.counts["stained"] += 1
@@ -259,6 +296,7 @@ class Supervisor:
 
     async def _sweep_once(self) -> None:
         await self._adopt()
+        await self._retire_gone()
         await self._set_silent_aside()
         if self._replacing is None or self._replacing.done():
             self._replacing = self._spawn(self._replace_stained())  # a stopped process must not hold the sweep up

@@ -12,11 +12,12 @@ import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError
 
+from ..agents.authority import CHECK_S, Act
 from ..recovery.alerts import AlertSettings
 from ..storage.errors import StoreUnavailable
 from ..storage.ids import new_id
 from ..storage.readback import wall_clock_ms
-from .conversation_actor import RemoteConversationActor
+from .conversation_actor import RemoteConversationActor, owner_of
 from .lane.settings import LaneSettings
 from .placement import emptiest_node
 from .quiet import quiet_process
@@ -42,6 +43,8 @@ class RuntimePlan(msgspec.Struct, frozen=True, kw_only=True):
     sweep_s: float
     alerts: AlertSettings
     store_path: str
+    has_check: bool = False
+    """Whether operators' acts must pass a check of the runtime's owner."""
 
 
 class RayCrew:
@@ -80,28 +83,38 @@ class RayCrew:
         return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
 
     async def found(self) -> list[tuple[Member, list[str]]]:
-        members: list[tuple[Member, list[str]]] = []
-        for name in await asyncio.to_thread(named_actors, self._plan.namespace):
-            if not name.startswith(MEMBER_PREFIX) or name in self._known:
-                continue
-            try:
-                handle = ray.get_actor(name, namespace=self._plan.namespace)
-                async with asyncio.timeout(_ANSWER_S):
-                    await handle.start.remote()  # whoever created it may have died before it was asked to
-                    owner_id, pid, resident = await handle.identity.remote()
-                    node = await handle.node.remote()
-            except (TimeoutError, *RAY_FAILURES, ValueError):
-                continue  # it is looked for again with the next sweep
-            self._known.add(name)
-            self._homes[name] = node
-            member = Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle)
-            members.append((member, resident))
-        return members
+        names = [name for name in await self._names() if name not in self._known]
+        answers = await asyncio.gather(*(self._asked(name) for name in names))
+        return [answer for answer in answers if answer is not None]
+
+    async def present(self) -> set[str]:
+        return {owner_of(name) for name in await self._names()}
+
+    async def _names(self) -> list[str]:
+        names = await asyncio.to_thread(named_actors, self._plan.namespace)
+        return [name for name in names if name.startswith(MEMBER_PREFIX)]
+
+    async def _asked(self, name: str) -> tuple[Member, list[str]] | None:
+        """The process of that name with what is resident in it; None for a silent one, which the next sweep asks."""
+        try:
+            handle = ray.get_actor(name, namespace=self._plan.namespace)
+            async with asyncio.timeout(_ANSWER_S):
+                await handle.start.remote()  # whoever created it may have died before it was asked to
+                owner_id, pid, resident = await handle.identity.remote()
+                node = await handle.node.remote()
+        except (TimeoutError, *RAY_FAILURES, ValueError):
+            return None
+        if name in self._known:
+            return None  # another look was faster
+        self._known.add(name)
+        self._homes[name] = node
+        return Member(name=name, owner_id=owner_id, pid=pid, node=node, handle=handle), resident
 
     async def until_death(self, member: Member) -> None:
         while True:
             try:
                 await member.handle.until_end.remote()
+                await self.end(member)  # it has closed; whoever asked it to may not live to end its process
                 break
             except ActorUnavailableError:
                 await asyncio.sleep(0.2)
@@ -126,6 +139,16 @@ class RayCrew:
                 return await member.handle.stats.remote()
         except (TimeoutError, *RAY_FAILURES):
             return {}
+
+    async def permit(self, member: Member, act: Act) -> bool:
+        if not self._plan.has_check:
+            return True
+        try:
+            async with asyncio.timeout(CHECK_S + _ANSWER_S):
+                answered(await member.handle.permit.remote(act))
+        except (TimeoutError, *RAY_FAILURES):
+            return False
+        return True
 
     async def retire(self, member: Member) -> bool:
         try:
@@ -198,6 +221,7 @@ class SupervisorActor:
             "pid": os.getpid(),
             "agents": self._plan.agent_names,
             "store_path": self._plan.store_path,
+            "has_check": self._plan.has_check,
             "counts": dict(self._supervisor.counts),
             "actors": [
                 {
@@ -223,10 +247,10 @@ class SupervisorActor:
         return stop_s(self._plan.lane)
 
     @answering
-    async def drain(self, name: str) -> bool:
+    async def drain(self, name: str, author: str, reason: str) -> bool:
         """Replace the process of that name as planned; False when there is none."""
         await self._ready()
-        return await self._supervisor.drain(name)
+        return await self._supervisor.drain(name, author, reason)
 
     async def _ready(self) -> None:
         """A supervisor that Ray started again was never asked to start: a call does it, until one has succeeded."""

@@ -48,7 +48,7 @@ class Sweep:
             page: ScanPage = await self._store.read("scan_nonterminal", self._cursor, self._rows_max)
             now_ms = self._now_ms()
             needed, decided = attention(page.rows, now_ms, self._decided)
-            self._tell(page.rows, now_ms)
+            self._tell(page.rows, now_ms, self._decided)
             if needed:
                 self._counts["activated"] += len(needed)
                 await activate(needed)
@@ -59,8 +59,8 @@ class Sweep:
                 self._counts["overdue"] = self._due.pass_over()
                 return
 
-    def _tell(self, rows: tuple[ControlRow, ...], now_ms: int) -> None:
-        for alert in self._due.due(rows, now_ms):
+    def _tell(self, rows: tuple[ControlRow, ...], now_ms: int, decided: str | None) -> None:
+        for alert in self._due.due(rows, now_ms, decided):
             self._counts[f"alerts:{alert.kind}"] += 1
             _alerts.warning("%s", alert_line(alert))
 

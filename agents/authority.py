@@ -10,23 +10,25 @@ from typing import Any, Literal
 import msgspec
 
 from ..storage.errors import InvalidInput, Refused, described
+from ..storage.ledger import Row
 from .threads import run_in_thread
 
-_CHECK_S = 10.0  # a check that hangs must not leave an operator without an answer
+CHECK_S = 10.0  # a check that hangs must not leave an operator without an answer
 
-Action = Literal["approve", "deny", "resolve", "abort", "retry", "quarantine", "release"]
+Action = Literal["approve", "deny", "resolve", "abort", "retry", "quarantine", "release", "drain"]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody is about to do. `author` is who they say they are; `details` depend on the action.
 
-    approve and deny: `tool`, `arguments` (the provider's text), `call_id`; resolve: these, `resolution` and `result`.
+    approve and deny: `tool`, `arguments` (the provider's text), `call_id`; resolve: these, `resolution` and `result`;
+    drain: `process`. What is done to a submission names its conversation and its agent, too.
     """
 
     action: Action
     author: str
     reason: str
-    conversation_id: str
+    conversation_id: str = ""
     submission_id: str = ""
     agent: str = ""
     details: dict[str, Any] = {}
@@ -34,6 +36,19 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
 Authorize = Callable[[Act], Any]
 """`authorize(act)`, sync or async, returns whether the act is allowed; it runs in the processes that host lanes."""
+
+
+def act_on(row: Row, action: Action, author: str, reason: str, details: dict[str, Any] | None = None) -> Act:
+    """What somebody is about to do to a submission: every such act says the same of it."""
+    return Act(
+        action=action,
+        author=author,
+        reason=reason,
+        conversation_id=row.conversation_id,
+        submission_id=row.submission_id,
+        agent=row.agent,
+        details=details or {},
+    )
 
 
 def checked_authorize(authorize: object) -> Authorize | None:
@@ -51,7 +66,7 @@ async def require(authorize: Authorize | None, act: Act) -> None:
     if authorize is None:
         return
     try:
-        async with asyncio.timeout(_CHECK_S):
+        async with asyncio.timeout(CHECK_S):
             if inspect.iscoroutinefunction(authorize):
                 allowed = await authorize(act)
             else:
@@ -65,8 +80,9 @@ async def require(authorize: Authorize | None, act: Act) -> None:
 
 
 def _refused(act: Act, why: str) -> Refused:
+    what = act.submission_id or act.conversation_id or act.details.get("process", "")
     return Refused(
-        f"{act.author} may not {act.action} {act.submission_id or act.conversation_id}: {why}",
+        f"{act.author} may not {act.action} {what}: {why}",
         code="not_authorised",
         action=act.action,
         author=act.author,

@@ -28,6 +28,7 @@ Approval = bool | Callable[[dict[str, Any]], bool]
 ToolFunction = Callable[..., Any]
 
 TIMEOUT_S_DEFAULT = 30.0
+TOOL_ATTEMPTS_LIMIT = 100
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI, Anthropic and Google all accept
 _ANY_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 
@@ -44,7 +45,8 @@ class ToolMessage:
 class Tool:
     """A tool's immutable definition. Make one with `@tool`, or with `Tool.raw` for arguments that nobody validates.
 
-    `parameters` is a JSON schema, `timeout_s` bounds one execution in seconds, and `digest` changes when the definition
+    `parameters` is a JSON schema, `timeout_s` bounds one execution in seconds, `attempts_max` how often
+    a call that fails is tried before the model reads it, and `digest` changes when the definition
     does: a call that an older definition prepared is never run by a newer one.
     """
 
@@ -60,6 +62,7 @@ class Tool:
     takes_ctx: bool = True
     parser: Callable[[str], dict[str, Any]] | None = None
     approval_expires_s: float | None = None
+    attempts_max: int = 1
 
     @classmethod
     def raw(
@@ -73,6 +76,7 @@ class Tool:
         approval: Approval = False,
         approval_expires_s: float | None = None,
         timeout_s: float = TIMEOUT_S_DEFAULT,
+        attempts_max: int = 1,
         reconcile: Reconciler | None = None,
         version: str | None = None,
         parser: Callable[[str], dict[str, Any]] = parse_object,
@@ -94,6 +98,7 @@ class Tool:
             approval=approval,
             approval_expires_s=approval_expires_s,
             timeout_s=timeout_s,
+            attempts_max=attempts_max,
             reconcile=reconcile,
             version=version,
             takes_ctx=True,
@@ -184,6 +189,7 @@ def tool(
     approval: Approval = False,
     approval_expires_s: float | None = None,
     timeout_s: float = TIMEOUT_S_DEFAULT,
+    attempts_max: int = 1,
     reconcile: Reconciler | None = None,
     name: str | None = None,
     description: str | None = None,
@@ -199,6 +205,7 @@ def tool(
     approval: Approval = False,
     approval_expires_s: float | None = None,
     timeout_s: float = TIMEOUT_S_DEFAULT,
+    attempts_max: int = 1,
     reconcile: Reconciler | None = None,
     name: str | None = None,
     description: str | None = None,
@@ -214,7 +221,9 @@ def tool(
     `timeout_s` bounds one call. With `approval`, a flag or `approval(arguments) -> bool`, no call of the
     turn runs before a person has decided; after `approval_expires_s` seconds nobody's decision is a denial (None: it
     waits). `reconcile(ctx, arguments)` gives `Completed(result)`, `NeverStarted()`, `SafeToRetry()`, or None for no
-    proof. `version` replaces the source text in the definition's digest.
+    proof. `attempts_max`, for readonly and idempotent tools, lets a call that fails be tried again, with growing
+    pauses and under its one idempotency key, before the model reads its failure. `version` replaces the source text in
+    the definition's digest.
 
     Raises: InvalidInput with `field` for a declaration that cannot work.
     """
@@ -240,6 +249,7 @@ def tool(
             approval=approval,
             approval_expires_s=approval_expires_s,
             timeout_s=timeout_s,
+            attempts_max=attempts_max,
             reconcile=reconcile,
             version=version,
             takes_ctx=takes_context(target),
@@ -260,6 +270,7 @@ def _define(
     approval: Approval,
     approval_expires_s: float | None,
     timeout_s: float,
+    attempts_max: int,
     reconcile: Reconciler | None,
     version: str | None,
     takes_ctx: bool,
@@ -270,6 +281,7 @@ def _define(
     if effect not in get_args(Effect):
         raise InvalidInput(f"effect of tool {name} must be one of {', '.join(get_args(Effect))}", field="effect")
     _check_seconds(timeout_s, "timeout_s", name)
+    _check_attempts(attempts_max, effect, name)
     if approval_expires_s is not None:
         _check_seconds(approval_expires_s, "approval_expires_s", name)
     if not isinstance(approval, bool) and not callable(approval):
@@ -292,6 +304,8 @@ def _define(
     }
     if approval_expires_s is not None:
         identity["approval_expires_s"] = float(approval_expires_s)
+    if attempts_max != 1:
+        identity["attempts_max"] = attempts_max
     return cls(
         name=name,
         description=description,
@@ -305,7 +319,19 @@ def _define(
         takes_ctx=takes_ctx,
         parser=parser,
         approval_expires_s=None if approval_expires_s is None else float(approval_expires_s),
+        attempts_max=attempts_max,
     )
+
+
+def _check_attempts(attempts_max: object, effect: Effect, name: str) -> None:
+    if not isinstance(attempts_max, int) or isinstance(attempts_max, bool):
+        raise InvalidInput(f"attempts_max of tool {name} must be an integer", field="attempts_max")
+    if not 1 <= attempts_max <= TOOL_ATTEMPTS_LIMIT:
+        message = f"attempts_max of tool {name} must be between 1 and {TOOL_ATTEMPTS_LIMIT}"
+        raise InvalidInput(message, field="attempts_max", limit=TOOL_ATTEMPTS_LIMIT)
+    if attempts_max > 1 and effect == "uncertain":
+        message = f"tool {name} is uncertain, and is never tried again by itself: declare it idempotent or readonly"
+        raise InvalidInput(message, field="attempts_max", limit=1)
 
 
 def _check_seconds(value: object, field: str, name: str) -> None:

@@ -67,6 +67,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     store_pid: int | None = None
     supervisor_pid: int | None = None
     counts: dict[str, int] = {}
+    has_check: bool = False
+    """Whether operators' acts must pass a check of the runtime's owner (DUR-017)."""
 
 
 async def quarantined_count(read: Callable[..., Awaitable[Any]]) -> int:
@@ -104,8 +106,11 @@ class Backend(Protocol):
 
     async def describe(self) -> Description: ...
 
-    async def drain(self, process: str) -> bool:
-        """Replace a process as planned; False when none of that name is up. Raises: Refused where there is only one."""
+    async def drain(self, process: str, author: str, reason: str) -> bool:
+        """Replace a process as planned; False when none of that name is up.
+
+        Raises: Refused where there is only one, or with code "not_authorised".
+        """
         ...
 
     def actor_handle(self, conversation_id: str, host: Host) -> Any:

@@ -89,9 +89,10 @@ def dead_letters(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Show failed submissions that may be worth a retry.
+    """Show failed submissions that may be worth a retry, and what has an unknown outcome.
 
-    A bound or a passing fault, such as a model that gave no answer, brought them down.
+    A bound or a passing fault, such as a model that gave no answer, brought the former down; the latter are open and
+    wait for `laneway resolve`.
 
     \b
     Example:
@@ -103,16 +104,17 @@ def dead_letters(
         print_json([_letter(letter) for letter in found])
         return
     print_table(
-        ("submission", "conversation", "#", "agent", "error", "attempts", "settled"),
+        ("submission", "conversation", "#", "agent", "kind", "error", "attempts", "settled"),
         [
             (
                 letter.submission_id,
                 letter.conversation_id,
                 letter.queue_sequence,
                 letter.agent,
+                letter.kind,
                 letter.code,
                 letter.attempts,
-                time_of(letter.settled_at_ms),
+                time_of(letter.settled_at_ms) or "",
             )
             for letter in found
         ],
@@ -162,6 +164,8 @@ def drain(
     process: Annotated[
         str, typer.Argument(metavar="PROCESS", help="Its name, as `laneway ps` shows it.", show_default=False)
     ],
+    author: Annotated[str, typer.Option("--author", help="Who asks; the runtime's check is told.")] = "anonymous",
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
     as_json: Json = False,
     namespace: Namespace = None,
     address: Address = None,
@@ -172,10 +176,10 @@ def drain(
 
     \b
     Example:
-      laneway drain conversations-0198...
+      laneway drain conversations-0198... --author ann
     """
     with running(namespace, address) as runtime:
-        runtime.drain(process)
+        runtime.drain(process, author=author, reason=reason)
     if as_json:
         print_json({"process": process, "drained": True})
     else:

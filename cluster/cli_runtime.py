@@ -77,7 +77,7 @@ def up(
         typer.Option(
             "--authorize",
             metavar="MODULE:NAME",
-            help="A function that says who may approve, resolve, abort and retry.",
+            help="A function that says who may approve, deny, resolve, abort, retry, quarantine, release and drain.",
             show_default="everybody may",
         ),
     ] = None,

@@ -12,10 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..storage.errors import InvalidInput, LanewayError, StoreBusy
+
+if TYPE_CHECKING:
+    from .backend import Description
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -58,7 +62,7 @@ def examine(namespace: str, store: Path | None, folder: Path) -> Iterator[Check]
     yield _shared_memory()
     yield _memory()
     yield _ray_imports()
-    yield _runtime(namespace)
+    yield from _runtime(namespace)
     yield _store(store, folder)
 
 
@@ -179,7 +183,7 @@ def _ray_imports() -> Check:
     return _check("ray", Verdict.OK, f"{ray.__version__} imports")
 
 
-def _runtime(namespace: str) -> Check:
+def _runtime(namespace: str) -> Iterator[Check]:
     from . import ray_head, runtime_file
     from .launch import connect
 
@@ -187,19 +191,33 @@ def _runtime(namespace: str) -> Check:
     try:
         remembered = runtime_file.load(namespace)
     except InvalidInput as error:
-        return _check(name, Verdict.WARNING, error.message, "remove that file")
+        yield _check(name, Verdict.WARNING, error.message, "remove that file")
+        return
     address = remembered.address if remembered else ray_head.standing_cluster()
     if address is None:
-        return _check(name, Verdict.OK, "none is up, and no Ray cluster; `laneway demo` starts its own")
+        yield _check(name, Verdict.OK, "none is up, and no Ray cluster; `laneway demo` starts its own")
+        return
     try:
         with connect(address, namespace=namespace) as runtime:
             found = runtime.describe()
     except LanewayError as error:
         if remembered is None:
-            return _check(name, Verdict.OK, f"none is up; a Ray cluster is at {address}")
+            yield _check(name, Verdict.OK, f"none is up; a Ray cluster is at {address}")
+            return
         advice = "it has ended without `laneway down`: run that, then `laneway up` again"
-        return _check(name, Verdict.WARNING, f"it does not answer at {address}: {error.message}", advice)
-    return _check(name, Verdict.OK, f"up at {address} with {len(found.actors)} processes, store {found.store['path']}")
+        yield _check(name, Verdict.WARNING, f"it does not answer at {address}: {error.message}", advice)
+        return
+    yield _check(name, Verdict.OK, f"up at {address} with {len(found.actors)} processes, store {found.store['path']}")
+    yield authority(found)
+
+
+def authority(found: Description) -> Check:
+    """Whether somebody checks who may act on a runtime's work (DUR-017)."""
+    name = f"authority of {found.namespace}"
+    if found.has_check:
+        return _check(name, Verdict.OK, "operators' acts must pass the runtime's check")
+    advice = "before its tools move money, start it with `laneway up --authorize module:check`"
+    return _check(name, Verdict.WARNING, "it has no check: whoever reaches it may approve, resolve and abort", advice)
 
 
 def _store(store: Path | None, folder: Path) -> Check:

@@ -104,9 +104,10 @@ class LocalBackend:
             ),
             store_pid=os.getpid(),
             counts={**self._counts, "quarantined": await quarantined_count(self.read)},
+            has_check=self._registry.authorize is not None,
         )
 
-    async def drain(self, process: str) -> bool:
+    async def drain(self, process: str, author: str, reason: str) -> bool:
         raise Refused("this runtime is one process: stop it and start it again", code="drain_not_supported")
 
     def actor_handle(self, conversation_id: str, host: object) -> None:

@@ -47,7 +47,7 @@ class OfflineBackend:
         counts = {"quarantined": await quarantined_count(self.read)}
         return Description(kind="offline", namespace="", agents=(), store=info, actors=(), counts=counts)
 
-    async def drain(self, process: str) -> bool:
+    async def drain(self, process: str, author: str, reason: str) -> bool:
         raise Refused("no runtime is up over this store", code="drain_not_supported")
 
     def actor_handle(self, conversation_id: str, host: object) -> None:

@@ -123,6 +123,7 @@ class RayBackend:
             sweep_s=settings.sweep_s,
             alerts=settings.alert_settings(),
             store_path=str(store_path),
+            has_check=authorize is not None,
         )
         return cls(settings.namespace, plan, to_pickle((list(agents), authorize)), plan.lane.limits)
 
@@ -204,10 +205,11 @@ class RayBackend:
             store_pid=store_pid,
             supervisor_pid=found["pid"],
             counts={**found["counts"], "quarantined": await quarantined_count(self.read)},
+            has_check=found["has_check"],
         )
 
-    async def drain(self, process: str) -> bool:
-        return await self._ask_supervisor("drain", process)
+    async def drain(self, process: str, author: str, reason: str) -> bool:
+        return await self._ask_supervisor("drain", process, author, reason)
 
     async def _ask_supervisor(self, method: str, *args: Any) -> Any:
         """A question to the supervisor, which Ray starts again when it dies. Raises: RuntimeUnreachable."""

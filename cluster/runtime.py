@@ -345,7 +345,10 @@ class Runtime:
         return self.run(operations.obligations(self.client, overdue_s, limit))
 
     def dead_letters(self, *, every: bool = False, limit: int = 1000) -> list[DeadLetter]:
-        """Failed submissions that a bound or a passing fault brought down, newest last; with `every`, all failed."""
+        """Submissions that a bound or a passing fault brought down, and all whose outcome is unknown, newest last.
+
+        With `every`, all failed ones. `kind` tells "failed" from "unknown"; the latter are open (DUR-014).
+        """
         return self.run(operations.dead_letters(self.client, every, limit))
 
     def retry(self, submission_id: str, *, author: str = PRINCIPAL_DEFAULT, reason: str = "") -> Receipt:
@@ -380,14 +383,16 @@ class Runtime:
         """Agents, store and processes of this runtime."""
         return self.run(self.client.backend.describe())
 
-    def drain(self, process: str) -> None:
+    def drain(self, process: str, *, author: str = PRINCIPAL_DEFAULT, reason: str = "") -> None:
         """Replace a process of the runtime as planned; returns when it has ended. Its work goes on elsewhere.
 
         Nothing is placed there any more, its tool calls get `drain_grace_s`, and no budget of retries is used.
-        Raises: NotFound when no process of that name is up; Refused with code "drain_not_supported" without Ray.
+        Raises: NotFound when no process of that name is up; Refused with code "drain_not_supported" without Ray, or
+        "not_authorised".
         """
+        check_author(author, reason, self.client.backend.limits)
         check_text(process, "process", length_max=self.client.backend.limits.id_length_max)
-        if not self.run(self.client.backend.drain(process)):
+        if not self.run(self.client.backend.drain(process, author, reason)):
             raise NotFound(f"no process is named {process}, or it is being drained", process=process)
 
     def stop(self) -> None:

@@ -35,6 +35,7 @@ class Settings(BaseSettings):
     alert_unknown_s: float = Field(60.0, ge=0)
     alert_approval_s: float = Field(3600.0, ge=0)
     alert_settlement_s: float = Field(60.0, ge=0)
+    alert_work_s: float = Field(300.0, ge=0)
     alert_interval_s: float = Field(300.0, gt=0)
     stepwise: bool = False
     record_deltas: bool = False
@@ -64,6 +65,7 @@ class Settings(BaseSettings):
             approval_s=self.alert_approval_s,
             settlement_s=self.alert_settlement_s,
             interval_s=self.alert_interval_s,
+            work_s=self.alert_work_s,
         )
 
     def actors_for(self, cpus: float) -> int:

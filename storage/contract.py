@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -72,8 +72,15 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
 
 
+OUTCOME_UNKNOWN = "outcome_unknown"
+
+
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission that failed for good, as the ledger tells it; `code` is that of its recorded error."""
+    """A submission that failed for good, or one whose outcome nobody knows, as the ledger tells it.
+
+    `kind` is "failed" or "unknown". `code` is that of the recorded error, "outcome_unknown" for an unknown outcome,
+    which is open: its `settled_at_ms` is None.
+    """
 
     submission_id: str
     conversation_id: str
@@ -83,7 +90,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     attempts: int
     admitted_at_ms: int
-    settled_at_ms: int
+    settled_at_ms: int | None
+    kind: Literal["failed", "unknown"] = "failed"
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +188,10 @@ class Store(Protocol):
         ...
 
     def release_quarantine(self, conversation_id: str, author: str) -> Quarantine | None:
-        """Let the lane be claimed again; what it was, or None when it was not quarantined. `author` is recorded."""
+        """Let the lane be claimed again; what it was, or None when it was not quarantined. `author` is recorded.
+
+        Idempotent: whoever has released it, and asks again before it is quarantined anew, gets the first answer.
+        """
         ...
 
     def quarantined(self, after: str = "", limit: int = 1000) -> list[Quarantine]:
@@ -188,7 +199,10 @@ class Store(Protocol):
         ...
 
     def dead_letters(self, codes: Sequence[str] | None = None, limit: int = 1000) -> list[DeadLetter]:
-        """Failed submissions, the newest settlement last, narrowed to these error codes; no payload is decoded."""
+        """Failed submissions, narrowed to these error codes, and all whose outcome is unknown; no payload is decoded.
+
+        The newest comes last: by settlement, or by the last change of a row that is open.
+        """
         ...
 
     def query(self, sql: str, limit: int = 10_000) -> Table:

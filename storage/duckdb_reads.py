@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
-from .contract import ControlRow, DeadLetter, Snapshot, Tail
+from .contract import OUTCOME_UNKNOWN, ControlRow, DeadLetter, Snapshot, Tail
 from .duckdb_codec import (
     BATCH_COLUMNS,
     CONTROL_COLUMNS,
@@ -27,20 +27,22 @@ _COUNTS = "SELECT conversation_id, count(*), max(queue_sequence), max(epoch) FRO
 _KEYS = "SELECT conversation_id, principal, idempotency_key, submission_id FROM ledger"
 _ENDS = "SELECT conversation_id, max(last_sequence) FROM batch_log"
 _DIGEST = BATCH_COLUMNS.index("digest")
-_FAILED_COLUMNS = DeadLetter.__struct_fields__
-_FAILED = f"""
-    SELECT {", ".join(_FAILED_COLUMNS)} FROM (
+_DEAD_COLUMNS = DeadLetter.__struct_fields__
+_DEAD = f"""
+    SELECT {", ".join(_DEAD_COLUMNS)} FROM (
         SELECT
             * EXCLUDE (detail),
             coalesce(admission ->> 'agent', '') AS agent,
-            coalesce(detail ->> 'error_code', '') AS code,
-            coalesce(CAST(detail ->> 'settled_at_ms' AS BIGINT), updated_at_ms) AS settled_at_ms
+            state AS kind,
+            CASE state WHEN 'unknown' THEN '{OUTCOME_UNKNOWN}' ELSE coalesce(detail ->> 'error_code', '') END AS code,
+            coalesce(CAST(detail ->> 'settled_at_ms' AS BIGINT), updated_at_ms) AS changed_at_ms,
+            CASE state WHEN 'unknown' THEN NULL ELSE changed_at_ms END AS settled_at_ms
         FROM (
             SELECT * REPLACE (
                 CASE WHEN json_valid(detail) THEN detail ELSE '{{}}' END AS detail,
                 CASE WHEN json_valid(admission) THEN admission ELSE '{{}}' END AS admission
             )
-            FROM ledger WHERE state = 'failed'
+            FROM ledger WHERE state IN ('failed', 'unknown')
         )
     )
 """
@@ -173,11 +175,11 @@ def list_rows(cursor: Cursor, conversation_id: str | None, state: str | None, li
 
 
 def dead_letters(cursor: Cursor, codes: Sequence[str] | None, limit: int) -> list[DeadLetter]:
-    """Failed rows by the code in their detail; one whose detail is damaged shows without a code."""
-    which, parameters = ("true", {}) if codes is None else _among("code", list(codes), "code")
-    sql = f"{_FAILED} WHERE {which} ORDER BY settled_at_ms DESC, conversation_id DESC, queue_sequence DESC LIMIT $limit"
+    """Failed rows by the code in their detail, and unknown ones; a damaged detail shows without a code."""
+    which, parameters = ("true", {}) if codes is None else _among("code", [*codes, OUTCOME_UNKNOWN], "code")
+    sql = f"{_DEAD} WHERE {which} ORDER BY changed_at_ms DESC, conversation_id DESC, queue_sequence DESC LIMIT $limit"
     found = cursor.execute(sql, {**parameters, "limit": limit}).fetchall()
-    return [DeadLetter(**dict(zip(_FAILED_COLUMNS, values, strict=True))) for values in reversed(found)]
+    return [DeadLetter(**dict(zip(_DEAD_COLUMNS, values, strict=True))) for values in reversed(found)]
 
 
 def load_checkpoint(cursor: Cursor, conversation_id: str) -> Checkpoint | None:

@@ -168,7 +168,9 @@ class DuckDBStore:
                 values = {"id": conversation_id, "author": checked.author, "now": checked.since_ms}
                 self._write_aside(duckdb_side.RELEASE, values)
                 del self._quarantined[conversation_id]
-        return known
+                return known
+        with self._reading() as cursor:
+            return duckdb_side.released(cursor, conversation_id, author)
 
     def quarantined(self, after: str = "", limit: int = 1000) -> list[Quarantine]:
         known = dict(self._quarantined)

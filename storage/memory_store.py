@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 
 from .commands import Answer, Unit
-from .contract import DeadLetter, LogPage, Quarantine, ScanPage, Snapshot, StoreInfo, Table, Tail
+from .contract import OUTCOME_UNKNOWN, DeadLetter, LogPage, Quarantine, ScanPage, Snapshot, StoreInfo, Table, Tail
 from .engine import KEYS_HELD_MAX, Engine, Key, Resident
 from .errors import LanewayError, NotFound, Refused
 from .failpoints import NO_FAILPOINTS, Failpoints
@@ -35,6 +35,7 @@ class MemoryStore:
         self._checkpoints: dict[str, Checkpoint] = {}
         self._leases: dict[str, int] = {}
         self._quarantined: dict[str, Quarantine] = {}
+        self._released: dict[str, tuple[Quarantine, str]] = {}
         self._limits = limits
         self._engine = Engine(
             _MemoryBacking(self),
@@ -142,21 +143,26 @@ class MemoryStore:
 
     def quarantine(self, conversation_id: str, reason: str, author: str) -> Quarantine:
         found = checked_quarantine(conversation_id, reason, author, now_ms=self._now_ms(), limits=self._limits)
+        if conversation_id not in self._quarantined:
+            self._released.pop(conversation_id, None)
         return self._quarantined.setdefault(conversation_id, found)
 
     def release_quarantine(self, conversation_id: str, author: str) -> Quarantine | None:
-        return self._quarantined.pop(conversation_id, None)
+        if conversation_id in self._quarantined:
+            self._released[conversation_id] = self._quarantined.pop(conversation_id), author
+        found, by = self._released.get(conversation_id, (None, ""))
+        return found if by == author else None
 
     def quarantined(self, after: str = "", limit: int = 1000) -> list[Quarantine]:
         return [self._quarantined[name] for name in sorted(self._quarantined) if name > after][:limit]
 
     def dead_letters(self, codes: Sequence[str] | None = None, limit: int = 1000) -> list[DeadLetter]:
-        failed = [
+        dead = [
             row
             for row in self._rows.values()
-            if row.state is State.FAILED and (codes is None or row.error_code in codes)
+            if row.state is State.UNKNOWN or (row.state is State.FAILED and (codes is None or row.error_code in codes))
         ]
-        failed.sort(key=lambda row: (row.settled_at_ms or 0, row.conversation_id, row.queue_sequence))
+        dead.sort(key=lambda row: (row.settled_at_ms or row.updated_at_ms, row.conversation_id, row.queue_sequence))
         return [
             DeadLetter(
                 submission_id=row.submission_id,
@@ -164,12 +170,13 @@ class MemoryStore:
                 queue_sequence=row.queue_sequence,
                 agent=row.agent,
                 principal=row.principal,
-                code=row.error_code or "",
+                code=OUTCOME_UNKNOWN if row.state is State.UNKNOWN else row.error_code or "",
                 attempts=row.attempts,
                 admitted_at_ms=row.admitted_at_ms,
-                settled_at_ms=row.settled_at_ms or 0,
+                settled_at_ms=row.settled_at_ms,
+                kind="unknown" if row.state is State.UNKNOWN else "failed",
             )
-            for row in failed[-limit:]
+            for row in dead[-limit:]
         ]
 
     def query(self, sql: str, limit: int = 10_000) -> Table:

@@ -19,6 +19,9 @@ from . import approvals, effects, facts
 from .claimed import Claimed, Interrupted
 from .stopping import SelfCancelled
 
+RECONCILE_TRIES_MAX = 3  # a provider that is away for a moment must not leave a call to a person
+UNPROVEN = "prepared and not settled, and nothing proves what became of it"
+_FAILURE_LENGTH = 500
 _log = logging.getLogger("laneway.lane")
 
 
@@ -87,11 +90,8 @@ def _checked_call(agent: Agent, call: CallView) -> tuple[Tool, dict[str, Any]] |
 
 
 async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dict[str, Any]) -> None:
-    claimed.services.counts["tool_executions"] += 1
     try:
-        with claimed.context(call) as context:
-            work = effects.call_tool(tool, context, arguments, claimed.services.settings, claimed.leash(context))
-            outcome = await claimed.interruptible(work)
+        outcome = await _tried(claimed, call, tool, arguments)
     except Interrupted:
         return
     except SelfCancelled as error:
@@ -108,6 +108,29 @@ async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dic
     await claimed.carry_out_abort(claimed.outbox.abort_seen)  # its neighbours may run for long yet
 
 
+async def _tried(claimed: Claimed, call: CallView, tool: Tool, arguments: dict[str, Any]) -> effects.ToolOutcome:
+    """Run the tool, `attempts_max` times while it fails; the last failure is told (Specification 16).
+
+    All tries have the call's one idempotency key, and steps that are recorded do not run again. What ends the wait
+    between two ends the call. Raises: Interrupted, SelfCancelled.
+    """
+    counts = claimed.services.counts
+    for number in range(1, tool.attempts_max + 1):
+        counts["tool_executions"] += 1
+        with claimed.context(call) as context:
+            work = effects.call_tool(tool, context, arguments, claimed.services.settings, claimed.leash(context))
+            outcome = await claimed.interruptible(work)
+        if not isinstance(outcome, effects.Failed) or number == tool.attempts_max:
+            return outcome
+        counts["tool_retries"] += 1
+        _log.info("%s: %s failed (try %d) and is tried again: %s", call.call.id, tool.name, number, outcome.error.code)
+        await claimed.back_off(number)
+        await claimed.outbox.flush()  # a fenced attempt begins nothing more
+        if not claimed.may_begin:
+            raise Interrupted
+    raise AssertionError("attempts_max is at least 1")
+
+
 # --- what nobody can prove ---------------------------------------------------------------------------------------
 
 
@@ -117,11 +140,10 @@ async def reconcile(claimed: Claimed, calls: tuple[CallView, ...]) -> bool:
     unproven: dict[str, str] = {}
     for call in calls:
         proof = await _proof(claimed, call)
-        if proof is None:
-            reason = "prepared and not settled, and nothing proves what became of it"
-            unproven[call.call.id] = reason
+        if isinstance(proof, str):
+            unproven[call.call.id] = proof
             if call.unknown is None:  # an earlier owner may have got so far, and no further
-                claimed.outbox.record(facts.call_unknown(call, reason))
+                claimed.outbox.record(facts.call_unknown(call, proof))
         elif isinstance(proof, Completed):
             claimed.outbox.record(
                 facts.call_resolved(call, "completed_with_result", "reconciler", proof.evidence, proof.result),
@@ -143,20 +165,34 @@ async def reconcile(claimed: Claimed, calls: tuple[CallView, ...]) -> bool:
     return False
 
 
-async def _proof(claimed: Claimed, call: CallView) -> Reconciliation | None:
+async def _proof(claimed: Claimed, call: CallView) -> Reconciliation | str:
+    """What the reconciler proves; without proof, why there is none. One that fails is asked again before it counts."""
     tool = claimed.agent.tool(call.call.name)
     if tool is None or tool.reconcile is None:
-        return None
+        return UNPROVEN
     try:
         arguments = tool.parse(call.call.arguments)
     except InvalidInput:
-        return None
-    try:
-        with claimed.context(call) as context:
-            work = effects.reconcile(tool, context, arguments, claimed.leash(context))
-            return await claimed.interruptible(work, timed=False)  # a run that is out of time needs its proof, too
-    except Interrupted:
-        return None
+        return UNPROVEN
+    failure = UNPROVEN
+    for number in range(1, RECONCILE_TRIES_MAX + 1):
+        if number > 1:
+            await claimed.back_off(number - 1, timed=False)
+            await claimed.outbox.flush()  # a fenced attempt asks nobody
+        try:
+            with claimed.context(call) as context:
+                work = effects.reconcile(tool, context, arguments, claimed.leash(context))
+                proof = await claimed.interruptible(work, timed=False)  # a run that is out of time needs it, too
+        except Interrupted:
+            return failure
+        except SelfCancelled as error:
+            proof = effects.Failed(effects.error_fact(error))
+        if not isinstance(proof, effects.Failed):
+            return UNPROVEN if proof is None else proof
+        error = proof.error
+        failure = f"{UNPROVEN}; its reconciler failed (try {number}): {error.code}: {error.message[:_FAILURE_LENGTH]}"
+        _log.warning("%s: %s", call.call.id, failure)
+    return failure
 
 
 def apply_resolutions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:

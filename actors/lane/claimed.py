@@ -12,6 +12,7 @@ import msgspec
 
 from ...agents.agent import Agent
 from ...agents.tools import ToolContext
+from ...recovery.backoff import backoff_s
 from ...storage.ledger import Abort, Row
 from ...storage.projection import CallView, ConversationView, RunView
 from . import facts
@@ -191,7 +192,18 @@ class Claimed:
             self._effects.discard(task)
             self._ended_at_drain.discard(task)
 
-    async def pause(self, pause_s: float) -> None:
-        """Wait between two tries; an abort, the run's deadline and a drain end it at once."""
+    async def pause(self, pause_s: float, *, timed: bool = True) -> None:
+        """Wait between two tries; an abort, a drain and, where it is `timed`, the run's deadline end it at once."""
         with suppress(Interrupted):
-            await self.interruptible(asyncio.sleep(pause_s), at_drain=True)
+            await self.interruptible(asyncio.sleep(pause_s), timed=timed, at_drain=True)
+
+    async def back_off(self, failures: int, *, timed: bool = True) -> None:
+        """The pause after so many failures of a tool or of its reconciler."""
+        settings = self.services.settings
+        first_s, most_s = settings.tool_backoff_first_s, settings.tool_backoff_most_s
+        await self.pause(backoff_s(failures, self.services.chance, first_s=first_s, most_s=most_s), timed=timed)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether another effect of this run may begin: no abort, no planned stop and no deadline stands against it."""
+        return not self.draining and self.row.abort is None and not self.out_of_time

@@ -163,16 +163,20 @@ async def call_tool(
     return Succeeded(value, keys)
 
 
-async def reconcile(tool: Tool, context: ToolContext, arguments: dict[str, Any], leash: Leash) -> Reconciliation | None:
-    """The proof that the tool's reconciler has, None when it has none or fails to answer."""
+async def reconcile(
+    tool: Tool, context: ToolContext, arguments: dict[str, Any], leash: Leash
+) -> Reconciliation | Failed | None:
+    """The proof that the tool's reconciler has, None when it says that it has none; Failed when it gives no answer."""
     try:
         return await leash.hold(
             tool.run_reconcile(context, arguments), tool.timeout_s, f"the reconciler of {tool.name}"
         )
+    except OutOfTime:
+        return Failed(ErrorFact(code="reconcile_timeout", message=f"no answer within {tool.timeout_s} s"))
     except BaseException as error:
         if _passes(error):
             raise
-        return None
+        return Failed(error_fact(error))
 
 
 async def compact(compaction: Compaction, messages: list[dict[str, Any]], settings: LaneSettings) -> Succeeded | Failed:

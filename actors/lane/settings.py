@@ -21,6 +21,9 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a process that fell silent keeps its lanes."""
     model_backoff_first_s: float = 0.2
     model_backoff_most_s: float = 20.0
+    tool_backoff_first_s: float = 0.2
+    """The wait after the first failure of a tool, or of a reconciler, that is tried again; it doubles with each one."""
+    tool_backoff_most_s: float = 20.0
     recoveries_max: int = 10
     """How often in a row a run may lose its owner without recording anything new, before it fails."""
     abort_grace_s: float = 1.0

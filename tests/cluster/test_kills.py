@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,30 +143,6 @@ def test_the_store_and_the_supervisor_come_back(start: Start, folder: Path) -> N
     check(runtime)
 
 
-def test_the_supervisor_is_killed_while_a_hundred_submissions_are_recovered(start: Start, folder: Path) -> None:
-    """K24: all settle after its restart, and each is recovered once: one decision, two executions."""
-    runtime = start()
-    (folder / "gate-shoes").touch()
-    receipts = [runtime.conversation(f"c{index}").submit("look shoes") for index in range(100)]
-    until(lambda: len(noted("look_up")) == 100)
-    found = runtime.describe()
-    assert found.supervisor_pid is not None
-    for actor in found.actors:
-        if actor.conversations:
-            os.kill(actor.pid, signal.SIGKILL)
-    until(lambda: len(noted("look_up")) > 100)
-    os.kill(found.supervisor_pid, signal.SIGKILL)
-    until(lambda: len(noted("look_up")) == 200)
-    (folder / "gate-shoes").unlink()
-    assert {receipt.result(timeout=60).outcome for receipt in receipts} == {"completed"}
-    assert runtime.describe().supervisor_pid != found.supervisor_pid
-    assert set(Counter(line.split()[0] for line in noted("look_up")).values()) == {2}
-    for index in range(100):
-        decided = [r for r in runtime.conversation(f"c{index}").log() if r["type"] == "recovery_decided"]
-        assert [record["decision"] for record in decided] == ["resume_batch"]
-    check(runtime)
-
-
 def test_a_process_that_nobody_asked_to_start_is_taken_in(start: Start, folder: Path) -> None:
     """A supervisor that dies right after it has created a process leaves it without a lease: the next one starts it."""
     runtime = start(namespace="orphans")
@@ -185,7 +160,7 @@ def test_a_process_that_nobody_asked_to_start_is_taken_in(start: Start, folder: 
 
 
 def test_a_runtime_that_was_ended_goes_on_where_it_stood(start: Start, folder: Path, tmp_path: Path) -> None:
-    """K25 in small: a new runtime on the same file recovers what was open."""
+    """A new runtime on the same file recovers what was open."""
     first = start(namespace="first")
     (folder / "gate-shoes").touch()
     receipt = first.conversation("order-1").submit("look shoes")

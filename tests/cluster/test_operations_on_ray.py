@@ -77,7 +77,7 @@ def test_a_process_is_drained_and_its_work_goes_on_without_a_charge(start: Start
 def test_planned_ends_use_no_budget_and_let_a_charge_come_to_its_end(
     start: Start, folder: Path, tmp_path: Path
 ) -> None:
-    """K25, F3: the runtime is ended again and again with one recovery allowed; an uncertain call gets its grace."""
+    """F3: the runtime is ended again and again with one recovery allowed; an uncertain call gets its grace."""
     settings = {"recoveries_max": 1, "drain_grace_s": 0.2}
     (folder / "gate-shoes").touch()
     runtime = start(namespace="planned-0", **settings)

@@ -6,7 +6,7 @@ import duckdb
 import pytest
 from store_builders import Clock, Conversation, Maker, admit_ready, raised
 
-from laneway.storage.commands import Abandon, Admitted, MakeDue, Moved, NotClaimed, Release
+from laneway.storage.commands import Abandon, Admitted, MakeDue, MarkUnknown, Moved, NotClaimed, Release, ResolveUnknown
 from laneway.storage.contract import Quarantine, Store
 from laneway.storage.errors import Fenced, InvalidInput, Refused, StoreCorrupt
 from laneway.storage.ledger import State
@@ -38,11 +38,24 @@ def test_the_first_reason_stands_until_it_is_released(store: Store, clock: Clock
     assert store.quarantined(after="a") == [first]
     assert store.quarantined(limit=1) == [later]
     assert store.release_quarantine("b", "ann") == first
-    assert store.release_quarantine("b", "ann") is None
     assert store.release_quarantine("nobody", "ann") is None
     assert store.quarantine("b", "broken again", "ann") == Quarantine(
         conversation_id="b", reason="broken again", author="ann", since_ms=clock()
     )
+
+
+def test_a_release_whose_answer_was_lost_is_the_same_release(make: Maker, store: Store, clock: Clock) -> None:
+    """Contract: idempotent for whoever released it, across a restart; nobody else released anything."""
+    first = store.quarantine("c", "broken", "lane")
+    assert store.release_quarantine("c", "ann") == first
+    store = make.reopen(store)
+    assert store.release_quarantine("c", "ann") == first
+    assert store.release_quarantine("c", "bob") is None
+    clock.advance(10)
+    second = store.quarantine("c", "broken again", "lane")
+    assert store.release_quarantine("c", "bob") == second
+    assert store.release_quarantine("c", "ann") is None
+    assert store.quarantined() == []
 
 
 @pytest.mark.parametrize(
@@ -193,6 +206,31 @@ def test_dead_letters_are_failed_settlements_by_their_code(make: Maker, store: S
     assert [letter.submission_id for letter in store.dead_letters(limit=1)] == ["sub_c"]
     assert store.dead_letters(["nothing"]) == []
     assert store.dead_letters([]) == []
+
+
+@pytest.mark.requirement("DUR-009", "DUR-014")
+def test_unknown_outcomes_are_dead_letters_until_they_are_resolved(make: Maker, store: Store, clock: Clock) -> None:
+    """Contract: open, without a settlement, whatever codes are asked for; the newest comes last."""
+    lane = Conversation(store, "a")
+    lane.start("sub_a")
+    clock.advance(5)
+    lane.settle("sub_a", "failed", error=ErrorFact(code="model_failed", message="m"))
+    lane = Conversation(store, "u")
+    lane.start("sub_u")
+    clock.advance(5)
+    lane.do(MarkUnknown(submission_id="sub_u", calls={"call": "no proof"}))
+    store = make.reopen(store)
+    failed, unknown = store.dead_letters()
+    assert (failed.kind, failed.submission_id, failed.settled_at_ms) == ("failed", "sub_a", clock() - 5)
+    assert (unknown.kind, unknown.code, unknown.settled_at_ms) == ("unknown", "outcome_unknown", None)
+    assert (unknown.submission_id, unknown.agent, unknown.principal) == ("sub_u", "support", "alice")
+    assert [letter.submission_id for letter in store.dead_letters([])] == ["sub_u"]
+    assert [letter.submission_id for letter in store.dead_letters(limit=1)] == ["sub_u"]
+    lane = Conversation(store, "u")
+    lane.do(
+        ResolveUnknown(submission_id="sub_u", call_id="call", resolution="never_started", author="ann", reason="seen")
+    )
+    assert [letter.submission_id for letter in store.dead_letters()] == ["sub_a"]
 
 
 def test_dead_letters_show_where_a_row_is_damaged(duckdb_make: Maker) -> None:

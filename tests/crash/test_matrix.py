@@ -20,7 +20,7 @@ from laneway.storage.records import RecoveryDecided, SubmissionSettled, encode_r
 
 NOT_YET: dict[str, str] = {
     "K23": "a store process that dies needs Ray: tests/cluster/test_store_kills.py",
-    "K24": "a supervisor process that dies needs Ray: tests/cluster/test_kills.py",
+    "K24": "a supervisor process that dies needs Ray: tests/cluster/test_operations_on_ray.py",
     "K25": "a whole cluster that dies needs Ray: tests/cluster/test_cluster_losses.py",
     "K26": "a node that dies needs Ray: tests/cluster/test_cluster_losses.py",
 }

@@ -38,6 +38,8 @@ from laneway.storage.values import DEFAULT_LIMITS
 QUICK = {
     "model_backoff_first_s": 0.001,
     "model_backoff_most_s": 0.002,
+    "tool_backoff_first_s": 0.001,
+    "tool_backoff_most_s": 0.002,
     "fault_backoff_first_s": 0.001,
     "drain_grace_s": 0.0,
 }

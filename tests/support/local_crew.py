@@ -9,6 +9,7 @@ from lane_world import Process, ProcessLink, Script, World, agent_of
 
 from laneway import Agent
 from laneway.actors.supervisor import Member, Supervisor
+from laneway.agents.authority import Act
 from laneway.storage.contract import ControlRow
 from laneway.storage.errors import StoreUnavailable
 from laneway.storage.ledger import State
@@ -27,6 +28,7 @@ class LocalCrew:
         self.failures = failures
         self.alive: dict[str, tuple[Member, Process, asyncio.Event]] = {}
         self.mute = set[str]()
+        self.asked: list[tuple[str, Act]] = []
         self._told = set[str]()
         self.activated: list[tuple[str, tuple[str, ...]]] = []
 
@@ -52,6 +54,10 @@ class LocalCrew:
         self._told.update(new)
         return [(self.alive[name][0], self.alive[name][1].host.resident()) for name in new]
 
+    async def present(self) -> set[str]:
+        ended = {member.owner_id for member, _, ended in self.alive.values() if ended.is_set()}
+        return {process.host.owner_id for process in self.world.processes} - ended
+
     async def until_death(self, member: Member) -> None:
         await self.alive[member.name][2].wait()
 
@@ -65,6 +71,13 @@ class LocalCrew:
 
     async def stats(self, member: Member) -> dict[str, Any]:
         return member.handle.stats()
+
+    async def permit(self, member: Member, act: Act) -> bool:
+        self.asked.append((member.name, act))
+        if member.name in self.mute:
+            return False
+        await member.handle.permit(act)
+        return True
 
     async def retire(self, member: Member) -> bool:
         at_rest: bool = member.handle.retire()

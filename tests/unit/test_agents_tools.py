@@ -220,6 +220,9 @@ def test_bad_declarations() -> None:
         reject("timeout_s", fine, timeout_s=seconds)
     for name in ("", "a b", "x" * 65, "é", 3):
         reject("name", fine, name=name)
+    for attempts in (0, -1, 101, True, 2.0, "2"):
+        reject("attempts_max", fine, effect="idempotent", attempts_max=attempts)
+    reject("attempts_max", fine, attempts_max=2)
     reject("approval", fine, approval="yes")
     reject("reconcile", fine, reconcile=3)
     reject("description", fine, description=3)

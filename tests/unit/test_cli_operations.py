@@ -71,7 +71,7 @@ def test_quarantine_is_listed_released_and_set_again(ids: dict[str, str]) -> Non
     assert "quarantined conversations: 1, see `laneway quarantine list`" in run("ps", *STORE).stdout
     released = json_of("quarantine", "release", "a", "--author", "bob", *LOCAL)
     assert (released["reason"], released["released_by"]) == ("until it is looked at", "bob")
-    assert refused("quarantine", "release", "a", "--author", "bob", *LOCAL, code=1)["code"] == "not_quarantined"
+    assert refused("quarantine", "release", "a", "--author", "carol", *LOCAL, code=1)["code"] == "not_quarantined"
     plain = run("quarantine", "add", "a", "--author", "bob", "--reason", "again", *LOCAL)
     assert plain.exit_code == 0
     assert plain.stdout.splitlines()[-1] == "reason: again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ from cli_runs import json_of, refused
 from cli_runs import laneway as run
 
 import laneway
-from laneway.cluster import cli_runtime, doctor, ray_head, runtime_file
+from laneway.cluster import cli_runtime, doctor, launch, ray_head, runtime_file
 from laneway.cluster.demo import fresh_paths, play
 from laneway.cluster.demo_agent import demo_agent
 from laneway.storage.errors import InvalidInput, RuntimeUnreachable
@@ -178,6 +179,23 @@ def test_doctor_passes_here_and_names_what_it_looked_at() -> None:
         check["name"] for check in found["checks"]
     }
     assert run("doctor").stdout.startswith("ok       python: ")
+
+
+@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.requirement("DUR-017")
+@pytest.mark.parametrize(("has_check", "verdict"), [(False, "warning"), (True, "ok")])
+def test_doctor_tells_a_runtime_that_asks_nobody_who_may_act(
+    monkeypatch: pytest.MonkeyPatch, has_check: bool, verdict: str
+) -> None:
+    with laneway.local(
+        [laneway.Agent(name="echo", model=laneway.FunctionModel(lambda request: "done"))],
+        authorize=(lambda act: True) if has_check else None,
+    ) as runtime:
+        monkeypatch.setattr(ray_head, "standing_cluster", lambda: "127.0.0.1:1")
+        monkeypatch.setattr(launch, "connect", lambda address, namespace: contextlib.nullcontext(runtime))
+        checks = {check["name"]: check for check in look()["checks"]}
+    assert checks["authority of "]["verdict"] == verdict
+    assert ("--authorize" in checks["authority of "]["advice"]) is not has_check
 
 
 @pytest.mark.usefixtures("no_cluster")

@@ -299,6 +299,7 @@ def test_a_runtime_of_one_process_is_not_drained(start: Callable[..., Runtime]) 
     runtime = start()
     assert code_of(lambda: runtime.drain("local")) == "drain_not_supported"
     assert code_of(lambda: runtime.drain(""), InvalidInput) == "invalid_input"
+    assert code_of(lambda: runtime.drain("local", author=""), InvalidInput) == "invalid_input"
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------
@@ -321,6 +322,7 @@ def test_a_conversation_is_set_aside_and_released(start: Callable[..., Runtime],
         receipt.result(timeout=0.05)
     assert runtime.release_quarantine("c", author="ann") == held
     assert receipt.result(timeout=10).outcome == "completed"
+    assert runtime.release_quarantine("c", author="ann") == held  # as when the first answer was lost
     assert code_of(lambda: runtime.release_quarantine("c")) == "not_quarantined"
     assert runtime.quarantined() == []
     assert code_of(lambda: runtime.quarantine("c", reason=""), InvalidInput) == "invalid_input"

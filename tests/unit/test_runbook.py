@@ -46,9 +46,10 @@ def test_its_alerts_and_errors_are_those_of_the_program() -> None:
         "unknown_overdue",
         "approval_overdue",
         "settlement_overdue",
+        "work_overdue",
         "quarantined",
     }
-    assert len(AlertSettings.__struct_fields__) == 4
+    assert len(AlertSettings.__struct_fields__) == 5
     codes = {code for row in table("Dead letters") for code in re.findall(r"`(\w+)`", row[0])}
     assert codes == set(EXHAUSTION_CODES)
 

@@ -12,8 +12,10 @@ import pytest
 from lane_world import Gate, Script, Trouble, World, agent_of, until
 from local_crew import LocalCrew, a_supervisor, control
 
+from laneway.agents.authority import Act
 from laneway.recovery.attention import conversations_in_need
 from laneway.storage.contract import ControlRow
+from laneway.storage.errors import Refused
 from laneway.storage.ledger import CLAIMABLE, State
 
 
@@ -100,6 +102,97 @@ async def test_a_new_supervisor_declares_whoever_is_not_there_dead_and_finds_the
     assert member.owner_id in world.store.owners()
     assert (await second.locate("c")).name == member.name
     await second.close()
+
+
+@pytest.mark.requirement("DUR-006")
+async def test_a_new_supervisor_leaves_a_slow_process_its_lease(world: World) -> None:
+    """A live owner that does not answer is preempted when its lease is over, or its process gone, and never before."""
+    crew = LocalCrew(world)
+    first = a_supervisor(world, crew)
+    await first.start()
+    slow = await first.locate("c")
+    await until(lambda: len(first.members()) == 2)
+    (gone,) = [member for member in first.members() if member.name != slow.name]
+    await first.close()
+    for member in (slow, gone):
+        world.store.renew_lease(member.owner_id, 1_000_000)
+    later = crew.for_another()
+    later.mute.update({slow.name, gone.name})
+    crew.die(gone.name)
+    second = a_supervisor(world, later, sweep_s=0.005)
+    await second.start()
+    assert slow.owner_id in world.store.owners()
+    assert gone.owner_id not in world.store.owners()
+    swept = second.counts["sweeps"]
+    await until(lambda: second.counts["sweeps"] > swept + 2)
+    assert slow.owner_id in world.store.owners()
+    crew.alive[slow.name][1].link.cut = True  # nor does it renew its lease any more
+    world.clock.now += 1_000_001
+    await until(lambda: slow.owner_id not in world.store.owners())
+    await second.close()
+
+
+@pytest.mark.requirement("DUR-014")
+async def test_a_process_whose_drain_its_supervisor_did_not_live_to_end_is_ended(world: World) -> None:
+    gate = Gate()
+
+    async def answer(request: Any) -> str:
+        await gate.wait()
+        return "done"
+
+    crew = LocalCrew(world, agent=agent_of(Script(answer)))
+    first = a_supervisor(world, crew)
+    await first.start()
+    member = await first.locate("c")
+    process = crew.alive[member.name][1]
+    receipt = await process.submit("go")
+    await gate.reached()
+    await first.close()
+    await process.host.close()  # what it had asked for; its process is left behind
+    assert process.host.stats()["draining"]
+    assert not crew.alive[member.name][2].is_set()
+    gate.open()
+    second = a_supervisor(world, crew.for_another(), sweep_s=0.005)
+    await second.start()
+    await until(lambda: crew.alive[member.name][2].is_set())
+    await until(lambda: member.name not in {found.name for found in second.members()})
+    assert (second.counts["drained"], second.counts["ended"], second.counts["died"]) == (1, 1, 0)
+    await until(lambda: world.row(receipt).settled)
+    assert world.row(receipt).outcome == "completed"
+    await second.close()
+    world.converged()
+
+
+@pytest.mark.requirement("DUR-017")
+async def test_a_drain_needs_the_authority(world: World) -> None:
+    """The check is asked in a process that answers, the one in question last; nobody drains where none answers."""
+
+    def check(act: Act) -> bool:
+        return act.author == "ann"
+
+    crew = LocalCrew(world)
+    supervisor = a_supervisor(world, crew)
+    await supervisor.start()
+    member = await supervisor.locate("c")
+    await until(lambda: len(supervisor.members()) == 2)
+    (other,) = [found for found in supervisor.members() if found.name != member.name]
+    for _, process, _ in crew.alive.values():
+        process.host._registry.authorize = check
+    with pytest.raises(Refused) as caught:
+        await supervisor.drain(member.name, "bob", "to see")
+    assert (caught.value.code, caught.value.details["author"]) == ("not_authorised", "bob")
+    ((name, act),) = crew.asked
+    assert (name, act.action, act.details, act.reason) == (other.name, "drain", {"process": member.name}, "to see")
+    crew.mute.update({member.name, other.name})
+    with pytest.raises(Refused) as caught:
+        await supervisor.drain(member.name, "ann")
+    assert caught.value.code == "not_authorised"
+    assert [name for name, _ in crew.asked[1:]] == [other.name, member.name]
+    assert supervisor.counts["drained"] == 0
+    crew.mute.discard(member.name)
+    assert await supervisor.drain(member.name, "ann")
+    assert supervisor.counts["drained"] == 1
+    await supervisor.close()
 
 
 async def test_a_silent_process_gets_no_conversations_until_it_renews_its_lease(world: World) -> None:

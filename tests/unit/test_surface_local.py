@@ -304,6 +304,9 @@ def test_the_owners_check_decides_who_may_act() -> None:
         assert receipt.result(timeout=10).outcome == "completed"
     assert [act.action for act in seen] == ["approve", "abort", "approve", "abort", "approve"]
     assert (seen[0].details["tool"], seen[0].conversation_id) == ("add", "order-42")
+    assert {(act.agent, act.conversation_id, act.submission_id) for act in seen} == {
+        ("support", "order-42", receipt.submission_id)
+    }
 
 
 async def test_a_run_is_steered_and_joined() -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from lane_world import Gate, ProcessLink, Script, Trouble, World, agent_of, until
 from local_crew import LocalCrew, a_supervisor, control
@@ -21,6 +22,7 @@ from laneway.actors.sweep import Sweep
 from laneway.recovery.alerts import Alerts, AlertSettings
 from laneway.recovery.attention import attention, conversations_in_need
 from laneway.storage.commands import MarkUnknown
+from laneway.storage.contract import ControlRow
 from laneway.storage.errors import LanewayError
 from laneway.storage.ledger import State
 from laneway.storage.records import RecoveryDecided
@@ -224,6 +226,45 @@ def test_work_that_was_settled_and_comes_again_is_told_again() -> None:
 
 
 @pytest.mark.requirement("DUR-017")
+def test_work_that_nobody_looks_after_is_told() -> None:
+    """Heads alone, whatever they wait for, and accepted aborts; not what runs, nor what stands behind another."""
+    alerts = Alerts(msgspec.structs.replace(SETTINGS, work_s=20.0))
+
+    def told(rows: list[ControlRow], now_s: int, *, page: int = 100) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        decided = None
+        for start in range(0, len(rows), page):
+            part = rows[start : start + page]
+            found += [(alert.kind, alert.submission_id) for alert in alerts.due(part, now_s * 1000, decided)]
+            _, decided = attention(part, now_s * 1000, decided)
+        alerts.pass_over()
+        return [name for kind, name in found if kind == "work_overdue"]
+
+    def rows(now_s: int, **lost: Any) -> list[ControlRow]:
+        return [
+            control(State.READY, 1, "absent", not_before_ms=now_s * 1000 + 15_000, updated_at_ms=now_s * 1000),
+            control(State.READY, 2, "absent"),
+            control(State.READY, 3, "absent", abort_requested=True),
+            control(State.RUNNING, 4, "busy", owner_live=True),
+            control(State.READY, 5, "busy"),
+            control(State.RUNNING, 6, "lost", **lost),
+            control(State.UNKNOWN, 7, "parked", parked=True),
+            control(State.READY, 8, "parked"),
+            control(State.SUSPENDED, 9, "waits"),
+            control(State.READY, 10, "waits"),
+        ]
+
+    assert told(rows(1000), 1000) == []
+    assert told(rows(1019), 1019, page=1) == []
+    assert told(rows(1020), 1020, page=2) == ["s1", "s3", "s6", "s8"]
+    assert told(rows(1021), 1021) == []
+    assert told(rows(1022, owner_live=True), 1022) == []
+    assert told(rows(1023), 1023) == []  # "lost" had an owner meanwhile: its time begins anew
+    assert told(rows(1042), 1042) == []
+    assert told(rows(1060), 1060) == ["s6"]
+
+
+@pytest.mark.requirement("DUR-017")
 async def test_the_supervisor_tells_of_unknown_work(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """One line of JSON an obligation, and counters."""
     crew = LocalCrew(world)
@@ -324,8 +365,8 @@ async def test_a_drained_process_is_replaced_and_its_work_goes_on_elsewhere(worl
         await real(ended)
 
     crew.end = end  # type: ignore[method-assign]
-    assert await supervisor.drain(member.name)
-    assert not await supervisor.drain(member.name)
+    assert await supervisor.drain(member.name, "ann")
+    assert not await supervisor.drain(member.name, "ann")
     gate.open()
     await until(lambda: world.row(receipt).settled)
     await until(lambda: supervisor.counts["ended"] == 1)
@@ -333,6 +374,6 @@ async def test_a_drained_process_is_replaced_and_its_work_goes_on_elsewhere(worl
     assert member.name not in {known.name for known in supervisor.members()}
     assert (await supervisor.locate("c")).name != member.name
     assert world.decisions() == []
-    assert not await supervisor.drain("nobody")
+    assert not await supervisor.drain("nobody", "ann")
     await supervisor.close()
     world.converged()
