@@ -89,7 +89,7 @@ def dead_letters(
     namespace: Namespace = None,
     address: Address = None,
 ) -> None:
-    """Show failed submissions that may be worth a retry, and what has an unknown outcome.
+    """Show what failed and may be tried again, and what is unknown.
 
     A bound or a passing fault, such as a model that gave no answer, brought the former down; the latter are open and
     wait for `laneway resolve`.
