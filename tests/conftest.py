@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 UNIT = Path(__file__).parent / "unit"
+LANES = (UNIT, Path(__file__).parent / "crash")
 
 ALL = tuple(f"DUR-{number:03}" for number in range(1, 18))
 BASE = tuple(f"DUR-{number:03}" for number in (1, 3, 4, 5, 6, 7, 8, 11, 12, 15))
@@ -84,3 +85,16 @@ def no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if loaded is None and ray is not None and ray.is_initialized():
         ray.shutdown()
         raise AssertionError(f"{request.node.nodeid} started Ray; move it to tests/cluster")
+
+
+@pytest.fixture(autouse=True)
+def recoveries(request: pytest.FixtureRequest) -> Iterator[None]:
+    """DUR-013: in tests of lanes, what a recovery does first is what it put on record."""
+    if request.path.parent not in LANES or "lane_world" not in sys.modules:
+        yield
+        return
+    from agreement import watched_recoveries
+
+    with watched_recoveries() as found:
+        yield
+    assert found == []

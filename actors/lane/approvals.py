@@ -61,11 +61,3 @@ def apply_decisions(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
             facts.approval_decided(call, known.decision, known.author or "", known.reason or "", waited_ms)
         )
         waited_ms = 0  # the requests of a batch wait together
-
-
-def close_requests(claimed: Claimed, author: str, reason: str) -> None:
-    """Nobody needs to decide any more: the run ends without these calls."""
-    run = claimed.run
-    for call in run.open_calls if run else ():
-        if call.approval is not None and call.decision is None:
-            claimed.outbox.record(facts.approval_decided(call, "closed", author, reason))

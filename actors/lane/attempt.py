@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import assert_never
 
 import msgspec
 
@@ -178,8 +179,8 @@ class Attempt:
                     calls.apply_resolutions(claimed, resolved)
                 case turn.SettleProven(proven):
                     calls.settle_proven(claimed, proven)
-                case turn.CloseForAbort(unproven):
-                    calls.close_for_abort(claimed, unproven)
+                case turn.CloseForAbort():
+                    claimed.outbox.record(*facts.abort_evidence(claimed.row, claimed.view))
                 case turn.Complete(outcome, output, error):
                     self.over = True
                     claimed.outbox.record(facts.run_completed(claimed.run_id, outcome, output, error))
@@ -191,6 +192,8 @@ class Attempt:
                     )
                 case turn.Settle() | turn.SettleWithHost() | turn.AppendReserved() | turn.Finalize():
                     return await self._settle(action, next_claim())
+                case _:
+                    assert_never(action)
 
     async def _settle(
         self, action: turn.Settle | turn.SettleWithHost | turn.AppendReserved | turn.Finalize, next_claim: Claim | None
@@ -211,6 +214,8 @@ class Attempt:
                 claimed.outbox.record(*decode_records(claimed.row.reservation.body, where="the reservation"))
             case turn.Finalize():
                 pass
+            case _:
+                assert_never(action)
         joined = joining.joined_ids(claimed)  # the view may fold the run away with its settlement
         await joining.settle_joined(claimed, claimed.view.settlements[self.submission_id])
         if history.checkpoint_due(claimed.view, claimed.services):

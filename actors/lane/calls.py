@@ -214,12 +214,3 @@ def settle_proven(claimed: Claimed, calls: tuple[CallView, ...]) -> None:
     for call in calls:
         assert call.resolved is not None
         claimed.outbox.record(facts.call_succeeded(call, call.resolved.result, author=call.resolved.author))
-
-
-def close_for_abort(claimed: Claimed, unproven: tuple[CallView, ...]) -> None:
-    if claimed.submission_id not in claimed.view.aborts:
-        claimed.outbox.record(facts.abort_requested(claimed.row))
-    for call in unproven:
-        claimed.outbox.record(facts.call_unknown(call, "aborted before its outcome was known"))
-    assert claimed.row.abort is not None
-    approvals.close_requests(claimed, claimed.row.abort.author, "the submission was aborted")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...recovery.classify import Decision, evidence_of, is_uncertain
+from ...recovery.classify import Decision, Evidence, asked_calls, unproven_calls
 from ...storage.commands import Claim, ReserveSettlement
-from ...storage.contract import Snapshot
 from ...storage.ids import derive_id
 from ...storage.ledger import Row, State
 from ...storage.projection import CallView, ConversationView
@@ -337,18 +336,23 @@ def settlement(
     return record, reserve
 
 
-def aborted_unowned(snapshot: Snapshot) -> tuple[tuple[AnyRecord, ...], ReserveSettlement]:
-    """The abort, its evidence and the settlement of work that nobody runs (Specification 13)."""
-    evidence = evidence_of(snapshot)
-    row, run = evidence.row, evidence.run
+def abort_evidence(row: Row, view: ConversationView) -> tuple[AnyRecord, ...]:
+    """What goes on record beside an abort, if it is not there: the intent, calls that nobody can prove, and requests
+    that nobody needs to decide any more (Specification 13)."""
+    assert row.abort is not None
     records: list[AnyRecord] = []
-    if row.submission_id not in evidence.view.aborts:
+    if row.submission_id not in view.aborts:
         records.append(abort_requested(row))
-    for call in run.open_calls if run else ():
-        if is_uncertain(call) and call.unknown is None:
-            records.append(call_unknown(call, "aborted before its outcome was known"))
-        if call.approval is not None and call.decision is None:
-            author = row.abort.author if row.abort else ""
-            records.append(approval_decided(call, "closed", author, "the submission was aborted"))
+    run = view.run_of(row.submission_id)
+    if run is not None:
+        records.extend(call_unknown(call, "aborted before its outcome was known") for call in unproven_calls(run))
+        author, reason = row.abort.author, "the submission was aborted"
+        records.extend(approval_decided(call, "closed", author, reason) for call in asked_calls(run))
+    return tuple(records)
+
+
+def aborted_unowned(evidence: Evidence) -> tuple[tuple[AnyRecord, ...], ReserveSettlement]:
+    """The abort, its evidence and the settlement of work that nobody runs (Specification 13)."""
+    row, run = evidence.row, evidence.run
     settled, reserve = settlement(row.submission_id, run.run_id if run else None, "aborted")
-    return (*records, settled), reserve
+    return (*abort_evidence(row, evidence.view), settled), reserve

@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...recovery.classify import is_decided, is_uncertain
+from ...recovery.classify import (
+    answered_calls,
+    asked_calls,
+    given_up_calls,
+    is_decided,
+    proven_calls,
+    uncertain_calls,
+    unproven_calls,
+)
 from ...storage.ledger import Row, State
-from ...storage.projection import CallView, ConversationView
+from ...storage.projection import CallView, ConversationView, RunView
 from ...storage.records import ErrorFact, Outcome, SubmissionSettled
 
 
@@ -150,7 +158,7 @@ Action = (
 
 
 def next_action(row: Row, view: ConversationView, turns_max: int, *, waiting: bool = False) -> Action:
-    """The one thing that the owner of `row` does next; first match wins, as in the classifier.
+    """The one thing that the owner of `row` does next; first match wins, in the order of the classifier.
 
     `waiting` says that input may wait that this run could take in. It enters behind a complete turn and before the next
     model call, and only while a model call is left to serve it (Specification 5, 8).
@@ -168,15 +176,14 @@ def next_action(row: Row, view: ConversationView, turns_max: int, *, waiting: bo
         return Settle(run.completed.outcome, run.completed.output, run.completed.error)
     if row.abort is not None:
         return _abort(row, view)
+    if run is not None and run.open_calls:
+        return _calls(row, run)
     if submission_id not in view.inputs:
         return ApplyInput()
     if run is None:
         return StartRun()
     if row.input_sequence is None:
         return MarkApplied()
-    open_calls = run.open_calls
-    if open_calls:
-        return _calls(row, open_calls)
     if waiting and run.at_boundary and len(run.turns) < turns_max:
         return Join()
     last = run.last_turn
@@ -190,29 +197,25 @@ def next_action(row: Row, view: ConversationView, turns_max: int, *, waiting: bo
 
 def _abort(row: Row, view: ConversationView) -> Action:
     run = view.run_of(row.submission_id)
-    unproven = tuple(call for call in run.open_calls if is_uncertain(call) and call.unknown is None) if run else ()
+    unproven = unproven_calls(run)
     if row.submission_id not in view.aborts or unproven:
         return CloseForAbort(unproven)
     return Settle("aborted") if run is None else Complete("aborted")
 
 
-def _calls(row: Row, open_calls: list[CallView]) -> Action:
-    if any(call.resolved is not None and call.resolved.resolution == "abort" for call in open_calls):
+def _calls(row: Row, run: RunView) -> Action:
+    if given_up_calls(run):
         return Complete("aborted")
-    resolved = tuple(call for call in open_calls if call.unknown is not None and call.resolved is None)
-    if resolved and all(
-        call.call.id in row.unknown_calls and row.unknown_calls[call.call.id].resolution for call in resolved
-    ):
-        return ApplyResolutions(resolved)
-    proven = tuple(
-        call for call in open_calls if call.resolved is not None and call.resolved.resolution == "completed_with_result"
-    )
+    answered = answered_calls(row, run)
+    if answered:
+        return ApplyResolutions(answered)
+    proven = proven_calls(run)
     if proven:
         return SettleProven(proven)
-    uncertain = tuple(call for call in open_calls if is_uncertain(call))
+    uncertain = uncertain_calls(run)
     if uncertain:
         return Reconcile(uncertain)
-    asked = tuple(call for call in open_calls if call.approval is not None and call.decision is None)
+    asked = asked_calls(run)
     if asked:
         return ApplyDecisions(asked) if all(is_decided(row, call) for call in asked) else AwaitApproval(asked)
-    return RunCalls(tuple(open_calls))
+    return RunCalls(tuple(run.open_calls))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ...recovery.classify import classify, evidence_of
 from ...storage.commands import (
     Append,
     DecideApproval,
@@ -49,9 +50,14 @@ async def expire_approvals(submission_id: str, conversation_id: str, services: L
 
 
 async def settle_aborted(submission_id: str, conversation_id: str, services: LaneServices) -> bool:
-    """Settle work that nobody runs by its abort intent; False where somebody runs it, and the intent alone stands."""
-    snapshot = await services.store.snapshot(submission_id)
-    records, reserve = facts.aborted_unowned(snapshot)
+    """Settle work that nobody runs by its abort intent; False where somebody runs it, and the intent alone stands.
+
+    An outcome that stands on record is no abort's to change: whoever claims the work next settles it (DUR-012).
+    """
+    evidence = evidence_of(await services.store.snapshot(submission_id))
+    if evidence.row.abort is None or classify(evidence).name == "finish":
+        return False
+    records, reserve = facts.aborted_unowned(evidence)
     append = Append(
         submission_id=submission_id,
         batch_id=facts.abort_batch_id(submission_id),

@@ -13,6 +13,7 @@ from store_builders import admission
 
 from laneway import Tool
 from laneway.actors.lane import facts
+from laneway.recovery.classify import evidence_of
 from laneway.storage.commands import (
     Append,
     ClaimJoining,
@@ -421,7 +422,7 @@ async def test_an_abort_from_elsewhere_between_claim_and_input_wins(tmp_path: Pa
         if world.row(two).state is State.JOINING and joins_input(units):
             intent = RequestAbort(submission_id=two.submission_id, abort_id="abt", author="bob", reason="no")
             world.store.commit([Unit(conversation_id="c", commands=(intent,))])
-            records, reserve = facts.aborted_unowned(world.store.snapshot(two.submission_id))
+            records, reserve = facts.aborted_unowned(evidence_of(world.store.snapshot(two.submission_id)))
             append = Append(
                 submission_id=two.submission_id,
                 batch_id="bat_elsewhere",
