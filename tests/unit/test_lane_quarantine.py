@@ -159,6 +159,24 @@ async def test_a_batch_that_stands_twice_is_quarantined(tmp_path: Path) -> None:
     await world.close()
 
 
+async def test_a_row_whose_state_is_damaged_keeps_nobody_else_from_starting(tmp_path: Path) -> None:
+    """F23: the scan of all open work goes on past it, and its conversation alone is set aside."""
+    world = World("duckdb", tmp_path)
+    _, good = await stopped(world, "bad", "good")
+    world.store.close()
+    with duckdb.connect(tmp_path / "store.duckdb") as file:
+        file.execute("UPDATE ledger SET state = 'runing' WHERE conversation_id = 'bad'")
+    world.store = world._open()
+    process = await world.process(agent())
+    await process.recover()
+    assert (await process.settled(good)).text == "done good"
+    await until(world.store.quarantined)
+    (held,) = world.store.quarantined()
+    assert (held.conversation_id, "does not decode" in held.reason) == ("bad", True)
+    assert not [row for row in world.store.scan_nonterminal().rows if not row.quarantined]
+    await world.close()
+
+
 async def test_damage_that_shows_behind_the_claim_leaves_no_owner(world: World) -> None:
     """The log grew while the lane was away, and what came is damaged: the claim is given back all the same."""
     first, second = [await world.process(agent()) for _ in range(2)]
