@@ -24,6 +24,7 @@ from ..storage.ids import new_id
 from ..storage.ledger import Receipt, Row
 from ..storage.projection import ConversationView, chat_messages
 from ..storage.readback import owner_is_live, wall_clock_ms
+from ..storage.readback import records_of as checked_records
 from ..storage.records import AnyRecord, decode_records, tag_of
 from .backend import Backend, Host, HostGone
 
@@ -174,9 +175,10 @@ class Client:
         return records_of(await self.batches(conversation_id, after), after)
 
     async def messages(self, conversation_id: str) -> list[dict[str, Any]]:
-        """The conversation in OpenAI's chat format."""
+        """The conversation in OpenAI's chat format. Raises: StoreCorrupt for a batch that does not match its digest."""
         view = ConversationView()
-        view.extend(record for _, record in await self.log(conversation_id))
+        for batch in await self.batches(conversation_id):
+            view.extend(checked_records(batch))
         return chat_messages(view)
 
     async def conversations(self) -> list[str]:

@@ -23,7 +23,7 @@ from ..storage.contract import Store
 from ..storage.errors import LanewayError, Refused
 from ..storage.failpoints import NO_FAILPOINTS, Failpoints
 from ..storage.readback import wall_clock_ms
-from .backend import ActorInfo, Description, quarantined_count
+from .backend import ActorInfo, Description, HostGone, quarantined_count
 
 _log = logging.getLogger("laneway.local")
 
@@ -74,7 +74,8 @@ class LocalBackend:
             self._link.close()
 
     async def host_of(self, conversation_id: str) -> LaneHost:
-        assert self._host is not None, "the runtime is not started"
+        if self._host is None:
+            raise HostGone("the runtime is stopping")
         return self._host
 
     async def lost(self, conversation_id: str, host: object) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Literal, Self, TypeVar
 
@@ -24,6 +21,7 @@ from . import operations
 from .backend import Backend, Description
 from .client import Client, Event, as_dict
 from .inputs import PRINCIPAL_DEFAULT, check_admission, check_author, check_resolution
+from .runtime_loop import RuntimeLoop
 
 _T = TypeVar("_T")
 
@@ -225,14 +223,12 @@ class Runtime:
         self.client = Client(backend)
         self._owns = owns
         self._on_stop = on_stop
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="laneway-runtime", daemon=True)
-        self._thread.start()
+        self._loop = RuntimeLoop()
         self._stopped = False
         try:
             self.run(backend.start())
         except BaseException:
-            self._end()
+            self._loop.end()
             raise
 
     def conversation(self, conversation_id: str, agent: str | None = None) -> Conversation:
@@ -416,20 +412,12 @@ class Runtime:
     # --- the loop behind the blocking calls --------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` on the runtime's own loop and wait for it."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RuntimeError("a blocking call of Laneway was made on its own event loop; use the async form")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        """Run `work` on the runtime's own loop and wait for it. Raises: RuntimeUnreachable, code "runtime_stopped"."""
+        return self._loop.run(work)
 
     async def arun(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` on the runtime's own loop and await it on the caller's."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        """Run `work` on the runtime's own loop and await it on the caller's. Raises: as `run`."""
+        return await self._loop.arun(work)
 
     async def _decide_approval(
         self,
@@ -470,15 +458,9 @@ class Runtime:
         try:
             self.run(self.client.backend.stop(shut_down=shut_down))
         finally:
-            self._end()
+            self._loop.end()
             if self._on_stop is not None:
                 self._on_stop()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
-        with contextlib.suppress(RuntimeError):
-            self._loop.close()
 
 
 async def _close_stream(stream: AsyncIterator[Event]) -> None:

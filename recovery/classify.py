@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..storage.contract import Snapshot
 from ..storage.ledger import TERMINAL, Row, State
 from ..storage.projection import CallView, ConversationView, RunView
-from ..storage.records import decode_records
+from ..storage.readback import records_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Evidence:
 
 
 def evidence_of(snapshot: Snapshot) -> Evidence:
-    """Project a stored snapshot. Raises: StoreCorrupt for a batch that does not decode."""
+    """Project a stored snapshot. Raises: StoreCorrupt for a batch that does not decode or match its digest."""
     view = ConversationView()
     for batch in snapshot.batches:
-        view.extend(decode_records(batch.body, where=f"{batch.conversation_id} batch at {batch.first_sequence}"))
+        view.extend(records_of(batch))
     return Evidence(snapshot.row, snapshot.host, view)
 
 

@@ -138,12 +138,20 @@ def batch_from(values: Sequence[Any], previous: str | None) -> Batch:
         ) from error
 
 
+_STATES = frozenset(State)
+
+
 def control_from(
     values: Sequence[Any], leases: Mapping[str, int], quarantined: Container[str], now_ms: int
 ) -> ControlRow:
-    """The control fields from CONTROL_COLUMNS; no payload is touched."""
+    """The control fields from CONTROL_COLUMNS; no payload is touched.
+
+    A state that is damaged shows as one that somebody has to look after: one row must not end the scan of all, and
+    whoever claims it finds the damage and sets its conversation aside.
+    """
     fields = dict(zip(CONTROL_COLUMNS, values, strict=True))
-    state = State(fields.pop("state"))
+    stored = fields.pop("state")
+    state = State(stored) if stored in _STATES else State.RECOVERY
     live = owner_is_live(state, fields["owner_id"], leases, now_ms)
     held = fields["conversation_id"] in quarantined
     return ControlRow(**fields, state=state, owner_live=live, quarantined=held)

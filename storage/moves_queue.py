@@ -128,10 +128,13 @@ def mark_ready(work: Work, command: MarkReady) -> Moved:
 
 
 def head_of(work: Work) -> Row | None:
-    """The row that the lane owes next: the first open one (DUR-004).
+    """The row that the lane owes next: what a run that has ended left to be closed, then the first open one (DUR-004).
 
     Parked Unknown work lets others pass, and so does work that settles with an open host or steers an open run.
     """
+    for row in work.open_rows():
+        if row.state is State.JOINED and not _waits_for_host(work, row):
+            return row  # steering passes its queue: others would run, and fold away what its closing is decided by
     for row in work.open_rows():
         parked = row.state is State.UNKNOWN and row.parked
         if not parked and not _waits_for_host(work, row) and not _waits_to_steer(work, row):

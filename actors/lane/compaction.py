@@ -49,7 +49,8 @@ async def compact(claimed: Claimed) -> bool:
     responses = prompt.covered_responses + sum(isinstance(entry, TurnEntry) for entry in covered)
     sequence = covered[-1].sequence
     try:
-        artifact = await claimed.interruptible(effects.compact(setting, messages, claimed.services.settings))
+        work = effects.compact(setting, messages, claimed.services.settings, claimed.leash())
+        artifact = await claimed.interruptible(work)
     except Interrupted:
         return True
     except SelfCancelled as error:

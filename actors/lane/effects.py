@@ -179,19 +179,19 @@ async def reconcile(
         return Failed(error_fact(error))
 
 
-async def compact(compaction: Compaction, messages: list[dict[str, Any]], settings: LaneSettings) -> Succeeded | Failed:
+async def compact(
+    compaction: Compaction, messages: list[dict[str, Any]], settings: LaneSettings, leash: Leash
+) -> Succeeded | Failed:
     """The artifact that the agent's compactor makes of `messages`; whatever goes wrong is its failure alone."""
-    deadline = asyncio.timeout(compaction.timeout_s)
     try:
-        async with deadline:
-            artifact = await compaction.artifact(messages)
+        artifact = await leash.hold(compaction.artifact(messages), compaction.timeout_s, "the compactor")
         limits = settings.limits
         check_json(artifact, "artifact", bytes_max=limits.input_bytes_max, depth_max=limits.json_depth_max)
+    except OutOfTime:
+        message = f"the compactor gave no answer within {compaction.timeout_s} s"
+        return Failed(ErrorFact(code="compactor_timeout", message=message))
     except BaseException as error:
         if _passes(error):
             raise
-        if deadline.expired():
-            message = f"the compactor gave no answer within {compaction.timeout_s} s"
-            return Failed(ErrorFact(code="compactor_timeout", message=message))
         return Failed(error_fact(error, "compactor_failed"))
     return Succeeded(artifact)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ...storage.checkpoint import checkpoint_body, view_from
 from ...storage.commands import SaveCheckpoint
 from ...storage.contract import LogPage
+from ...storage.errors import StoreCorrupt
 from ...storage.projection import ConversationView
 from ...storage.readback import records_of
 from ...storage.records import AnyRecord, SubmissionSettled
@@ -107,10 +108,26 @@ async def _read_on(conversation_id: str, services: LaneServices, view: Conversat
 
 async def _page(conversation_id: str, services: LaneServices, after: int) -> LogPage:
     page = await services.store.read_log(conversation_id, after, _PAGE_RECORDS)
+    _check_order(page, after)
     services.counts["pages_read"] += 1
     services.counts["batches_read"] += len(page.batches)
     services.counts["log_bytes_read"] += sum(len(batch.body) for batch in page.batches)
     return page
+
+
+def _check_order(page: LogPage, after: int) -> None:
+    """Each batch goes on where the one before it ended. A log that does not would be read as another one's tail, and
+    every write behind it refused as stale, for ever. Raises: StoreCorrupt."""
+    tail = after
+    for index, batch in enumerate(page.batches):
+        if batch.first_sequence > tail + 1 or (index and batch.first_sequence != tail + 1):
+            raise StoreCorrupt(
+                f"batch {batch.batch_id} of {batch.conversation_id} stands at {batch.first_sequence}, "
+                f"and the log before it ends at {tail}",
+                conversation_id=batch.conversation_id,
+                sequence=batch.first_sequence,
+            )
+        tail = batch.last_sequence
 
 
 def _records(page: LogPage, services: LaneServices) -> Iterator[tuple[int, AnyRecord]]:

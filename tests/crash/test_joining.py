@@ -17,6 +17,7 @@ from lane_world import Told, World, call, calls
 from laneway import Tool
 from laneway.storage.failpoints import Point
 from laneway.storage.ledger import State
+from laneway.storage.records import tag_of
 
 CLAIMED, APPENDED, JOINED = Point.AFTER_JOIN_CLAIMED, Point.AFTER_JOIN_INPUT_APPENDED, Point.AFTER_JOINED
 JOINING_POINTS = (CLAIMED, APPENDED, JOINED)
@@ -225,3 +226,43 @@ def test_a_killed_process_is_recovered_by_the_next_one(kill: tuple[Any, ...], tm
     assert found["inputs"] == [["user", "pay"], ["follow_up", "two"], ["steering", "three"]]
     assert found["decisions"] == decisions
     assert found["passed"], found["problems"]
+
+
+@pytest.mark.requirement("DUR-011", "DUR-015", "DUR-016")
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
+@pytest.mark.parametrize(
+    ("point", "at"),
+    [(Point.AFTER_FINALIZE, 1), (Point.AFTER_FINALIZE, 2), (Point.AFTER_SETTLEMENT_APPENDED, 2)],
+)
+async def test_what_steered_a_run_is_closed_before_what_waited_ahead_of_it_runs(
+    point: Point, at: int, adapter: str, tmp_path: Path
+) -> None:
+    """K19: steering stands in the queue behind work that it passed. When its run has ended and its row was not closed,
+    that comes first: the runs ahead of it fold the ended one away, and its reserved record would be appended twice."""
+    world = World(adapter, tmp_path)
+    told = Told(calls(call("note")), "one", "two", "three", "four")
+
+    async def note(ctx: Any, arguments: dict[str, Any]) -> str:
+        return "noted"
+
+    agent = told.agent(Tool.raw("note", note, effect="idempotent", version="1"))
+    told.let(*range(1, 5))
+    process = await world.process(agent, stepwise=True)
+    receipts = [await process.submit("one")]
+    await told.gates[0].reached()
+    receipts += [await process.submit("two"), await process.submit("three")]
+    receipts += [await process.steer("left"), await process.steer("right")]
+    world.failpoints.plan({point: at})
+    told.let(0)
+    await process.crashed()
+    await world.kill(process)
+    process = await world.process(agent, stepwise=True, checkpoint_records=1)
+    await process.recover()
+    found = [await process.settled(receipt) for receipt in receipts]
+    assert [item.text for item in found] == ["one", "two", "three", "one", "one"]
+    await process.at_rest()
+    assert process.host.stats().get("quarantined", 0) == 0
+    settled = [record.submission_id for record in world.records() if tag_of(record) == "submission_settled"]
+    assert settled == [receipts[index].submission_id for index in (0, 3, 4, 1, 2)]
+    world.converged()
+    await world.close()

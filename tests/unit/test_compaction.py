@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lane_records import a_view, asked_abort, began, call_id, ended, responded, returned, said, settled, unknown
-from lane_world import Gate, Script, World, agent_of, call, calls
+from lane_world import Gate, Script, World, agent_of, call, calls, until
 
 from laneway import Agent, InvalidInput, Tool
 from laneway.actors.lane import facts
@@ -375,6 +376,38 @@ async def test_an_abort_ends_a_compactor(tmp_path: Path) -> None:
     await gate.reached()
     await process.abort(receipt)
     assert (await process.settled(receipt)).outcome == "aborted"
+    assert "compaction_created" not in world.tags()
+    world.converged()
+    await world.close()
+
+
+@pytest.mark.parametrize("how", ["time", "abort"])
+async def test_a_compactor_that_ignores_its_end_is_left_behind(how: str, tmp_path: Path) -> None:
+    """Neither its time nor an abort may make a lane wait on foreign code that never ends."""
+    world = World("memory", tmp_path)
+    gate = Gate()
+
+    async def stuck(messages: list[dict[str, Any]]) -> str:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+                return "late"
+
+    timeout_s = 0.02 if how == "time" else 1000.0
+    compaction = Compaction(after_messages=3, keep_messages=1, compactor=stuck, timeout_s=timeout_s)
+    agent = agent_of(Script("done"), compaction=compaction)
+    process = await world.process(agent, abort_grace_s=0.02, abandon_after_s=0.02)
+    for number in range(2):
+        await process.run(f"question {number}")
+    receipt = await process.submit("too long")
+    await gate.reached()
+    if how == "abort":
+        await process.abort(receipt)
+    assert (await process.settled(receipt)).outcome == ("aborted" if how == "abort" else "completed")
+    await process.at_rest()
+    assert (process.host.stats()["abandoned_effects"], process.host.stats()["stained"]) == (1, True)
+    gate.open()
+    await until(lambda: not process.host.stats()["adrift"])
     assert "compaction_created" not in world.tags()
     world.converged()
     await world.close()

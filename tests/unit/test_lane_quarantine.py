@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
 import pytest
 from lane_world import Gate, Process, Script, World, agent_of, until
@@ -132,6 +133,48 @@ async def test_a_damaged_log_is_quarantined_with_its_place(world: World, damage:
     assert told in held.reason
     assert world.row(bad).state is State.RUNNING
     assert len(world.batches("bad")) == 1
+
+
+async def test_a_batch_that_stands_twice_is_quarantined(tmp_path: Path) -> None:
+    """F23: each copy matches its digest. What is folded twice has another tail than the store, and a lane that takes
+    that for another's write would try again for ever."""
+    world = World("duckdb", tmp_path)
+    await (await world.process(agent())).run("go", conversation="bad")
+    bad, good = await stopped(world, "bad", "good")
+    await world.kill(world.processes[0])
+    world.store.close()
+    with duckdb.connect(tmp_path / "store.duckdb") as file:
+        file.execute(
+            "INSERT INTO batch_log FROM batch_log WHERE conversation_id = 'bad' AND first_sequence > 1 LIMIT 1"
+        )
+    world.store = world._open()
+    process = await world.process(agent())
+    await process.recover()
+    assert (await process.settled(good)).text == "done good"
+    await until(world.store.quarantined)
+    (held,) = world.store.quarantined()
+    assert held.conversation_id == "bad"
+    assert "and the log before it ends at" in held.reason
+    assert not world.row(bad).settled
+    await world.close()
+
+
+async def test_a_row_whose_state_is_damaged_keeps_nobody_else_from_starting(tmp_path: Path) -> None:
+    """F23: the scan of all open work goes on past it, and its conversation alone is set aside."""
+    world = World("duckdb", tmp_path)
+    _, good = await stopped(world, "bad", "good")
+    world.store.close()
+    with duckdb.connect(tmp_path / "store.duckdb") as file:
+        file.execute("UPDATE ledger SET state = 'runing' WHERE conversation_id = 'bad'")
+    world.store = world._open()
+    process = await world.process(agent())
+    await process.recover()
+    assert (await process.settled(good)).text == "done good"
+    await until(world.store.quarantined)
+    (held,) = world.store.quarantined()
+    assert (held.conversation_id, "does not decode" in held.reason) == ("bad", True)
+    assert not [row for row in world.store.scan_nonterminal().rows if not row.quarantined]
+    await world.close()
 
 
 async def test_damage_that_shows_behind_the_claim_leaves_no_owner(world: World) -> None:
