@@ -166,7 +166,8 @@ def _facts(evidence: Evidence, decision: Decision) -> list[str]:
         if run.open_calls:
             facts.append(f"{len(run.open_calls)} open call{'s' if len(run.open_calls) > 1 else ''}")
         if run.stalled:
-            facts.append(f"its owner was lost {run.stalled} times since something new was recorded")
+            times = "once" if run.stalled == 1 else f"{run.stalled} times"
+            facts.append(f"its owner was lost {times} since something new was recorded")
     if row.abort is not None:
         facts.append(f"{row.abort.author} asked for its abort: {row.abort.reason}")
     return facts
