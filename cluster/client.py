@@ -236,7 +236,7 @@ class Client:
         wait_s = _RETRY_S[0]
         while True:
             host: Host | None = None
-            limit = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic()) + _GRACE_S)
+            limit = asyncio.timeout(None if deadline is None else max(0.0, deadline - self._monotonic()) + _GRACE_S)
             try:
                 async with limit:
                     host = await self.backend.host_of(conversation_id)
