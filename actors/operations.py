@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -63,6 +63,8 @@ async def carry_out(
         case LetGo(conversation_id=name, author=author, reason=reason):
             await require(authorize, Act(action="release", author=author, reason=reason, conversation_id=name))
             return await store.read("release_quarantine", name, author)
+        case _:
+            assert_never(operation)
 
 
 async def _retry(

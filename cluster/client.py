@@ -17,16 +17,17 @@ from ..recovery.classify import evidence_of
 from ..recovery.convergence import Report
 from ..recovery.explain import Explanation, explain
 from ..storage.commands import AbortAnswer, Decided, Moved
-from ..storage.contract import LogPage, Quarantine, Snapshot, Table
+from ..storage.contract import LogPage, Snapshot, Table
 from ..storage.errors import InvalidInput, LanewayError, NotFound, StoreCorrupt, StoreUnavailable
 from ..storage.header import Batch
 from ..storage.ids import new_id
-from ..storage.ledger import Receipt, Row
+from ..storage.ledger import Receipt, Row, State
 from ..storage.projection import ConversationView, chat_messages
 from ..storage.readback import owner_is_live, wall_clock_ms
 from ..storage.readback import records_of as checked_records
 from ..storage.records import AnyRecord, decode_records, tag_of
 from .backend import Backend, Host, HostGone
+from .looks import open_rows, quarantined
 
 _T = TypeVar("_T")
 _POLL_S = 10.0  # how long one waiting call stays at its owner before it is made again
@@ -114,26 +115,26 @@ class Client:
     async def explain(self, submission_id: str) -> Explanation:
         """Why the submission stands where it stands. Raises: NotFound; StoreCorrupt."""
         snapshot: Snapshot = await self.backend.read("snapshot", submission_id)
-        row = snapshot.row
+        row, now_ms = snapshot.row, wall_clock_ms()
         owners: dict[str, int] = await self.backend.read("owners")
-        now_ms = wall_clock_ms()
-        ahead = [
-            other
-            for other in await self.backend.read("list_rows", row.conversation_id, None, 1_000_000)
-            if not other.settled and other.queue_sequence < row.queue_sequence
-        ]
-        live = owner_is_live(row.state, row.owner_id, owners, now_ms)
-        held = await self._quarantine_of(row.conversation_id)
-        return explain(evidence_of(snapshot), ahead, owner_live=live, now_ms=now_ms, quarantine=held)
+        conversation_id, sequence = row.conversation_id, row.queue_sequence
+        rows = [] if row.settled else await open_rows(self.backend.read, conversation_id, sequence)
+        held = await quarantined(self.backend.read) if any(other.quarantined for other in rows) else []
+        return explain(
+            evidence_of(snapshot),
+            [other for other in rows if other.queue_sequence < sequence],
+            owner_live=owner_is_live(row.state, row.owner_id, owners, now_ms),
+            now_ms=now_ms,
+            quarantine=next((found for found in held if found.conversation_id == conversation_id), None),
+            agents=await self._agents() if row.state is State.READY and row.not_before_ms > now_ms else None,
+        )
 
-    async def _quarantine_of(self, conversation_id: str) -> Quarantine | None:
-        after = ""
-        while page := await self.backend.read("quarantined", after, 1000):
-            for found in page:
-                if found.conversation_id == conversation_id:
-                    return found
-            after = page[-1].conversation_id
-        return None
+    async def _agents(self) -> tuple[str, ...] | None:
+        """The agents of the runtime; None where nobody can tell, since an explanation needs the store alone."""
+        try:
+            return await self.backend.agent_names() or None
+        except LanewayError:
+            return None
 
     async def events(self, conversation_id: str, after: int, provisional: bool) -> AsyncIterator[Event]:
         """Events behind sequence `after`, each canonical one once, until nothing is owed in the conversation."""

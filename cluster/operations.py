@@ -10,6 +10,7 @@ from ..storage.errors import InvalidInput, NotFound, Refused, StoreCorrupt
 from ..storage.ledger import Receipt, Row
 from ..storage.readback import wall_clock_ms
 from ..storage.values import check_text
+from . import looks
 from .client import Client
 from .inputs import check_author
 
@@ -38,11 +39,11 @@ async def obligations(client: Client, overdue_s: float, limit: int) -> list[Obli
         last = rows[-1].conversation_id if rows and cursor is not None else None
         rest = [row for row in rows if row.conversation_id == last]
         whole = [row for row in rows if row.conversation_id != last]
-        looks: dict[str, Row | None] = {}
+        looked: dict[str, Row | None] = {}
         for row in whole:
             if wants_look(row, now_ms) and now_ms - row.admitted_at_ms >= overdue_s * 1000:
-                looks[row.submission_id] = await _look(client, row.submission_id)
-        told = obligations_of(whole, looks, held, agents, now_ms)
+                looked[row.submission_id] = await _look(client, row.submission_id)
+        told = obligations_of(whole, looked, held, agents, now_ms)
         found.extend(item for item in told if item.age_s >= overdue_s)
         if cursor is None or len(found) >= limit:
             return found[:limit]
@@ -108,7 +109,4 @@ async def release_quarantine(client: Client, conversation_id: str, author: str) 
 
 async def quarantined(client: Client) -> list[Quarantine]:
     """All of them, in order of their id."""
-    found: list[Quarantine] = []
-    while page := await client.backend.read("quarantined", found[-1].conversation_id if found else "", _PAGE):
-        found.extend(page)
-    return found
+    return await looks.quarantined(client.backend.read)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Container, Sequence
+from typing import Any, assert_never
 
 import msgspec
 
-from ..storage.contract import Quarantine
-from ..storage.ledger import CLAIMABLE, Row, State
+from ..storage.contract import ControlRow, Quarantine
+from ..storage.ledger import Row, State
 from ..storage.projection import CallView
-from .classify import Decision, Evidence, classify, is_decided
+from ..storage.readback import control_row
+from .classify import Decision, Evidence, classify, is_decided, unresolved
+from .standing import Cause, Known, Standing, is_parked, standing
 
 _NOT_HELD = frozenset({State.UNKNOWN, State.SUSPENDED, State.JOINED})
 """Work that waits for something else first, quarantined or not."""
@@ -36,23 +38,36 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    evidence: Evidence, ahead: Sequence[Row], *, owner_live: bool, now_ms: int, quarantine: Quarantine | None = None
+    evidence: Evidence,
+    ahead: Sequence[ControlRow],
+    *,
+    owner_live: bool,
+    now_ms: int,
+    quarantine: Quarantine | None = None,
+    agents: Container[str] | None = None,
 ) -> Explanation:
     """`ahead` are the open submissions before this one in its queue; `owner_live` says that a live process works on it.
 
-    `quarantine` is that of its conversation.
-
+    `quarantine` is that of its conversation; `agents` are those that the runtime knows, None where nobody can tell.
     Source: Specification 14 (every decision can be told from what is stored), DUR-013.
     """
     row = evidence.row
     decision = classify(evidence)
-    held = quarantine if row.state not in _NOT_HELD and not row.settled and not owner_live else None
-    if held is not None:
-        why = f"Its conversation is quarantined by {held.author}: {held.reason}"
-        after = f"Nothing of the conversation runs before its quarantine is released; then: {decision.sentence}"
-    else:
-        why, after = _told(evidence, decision, ahead, owner_live=owner_live, now_ms=now_ms)
+    queue = [other for other in ahead if not is_parked(other)]
     calls = _waits_for(evidence)
+    held = quarantine if row.state not in _NOT_HELD and not row.settled and not owner_live else None
+    if row.settled:
+        why, after = _settled_as(evidence), "Nothing: a settled outcome never changes."
+    else:
+        control = msgspec.structs.replace(control_row(row, {}, (), now_ms), owner_live=owner_live)
+        known = Known(
+            look=row,
+            head=queue[0].submission_id if queue else None,
+            steered=any(other.submission_id == row.steers for other in ahead),
+            quarantine=held,
+            agents=agents,
+        )
+        why, after = _told(evidence, decision, standing(control, known, now_ms), queue, now_ms)
     return Explanation(
         submission_id=row.submission_id,
         conversation_id=row.conversation_id,
@@ -63,54 +78,68 @@ def explain(
         evidence="; ".join(_facts(evidence, decision)),
         attempts=row.attempts,
         epoch=row.epoch,
-        behind=tuple(other.submission_id for other in ahead),
+        behind=tuple(other.submission_id for other in queue),
         waits_for=calls,
         actions=tuple(_actions(row, calls, held)),
     )
 
 
 def _told(
-    evidence: Evidence, decision: Decision, ahead: Sequence[Row], *, owner_live: bool, now_ms: int
+    evidence: Evidence, decision: Decision, stands: Standing, queue: Sequence[ControlRow], now_ms: int
 ) -> tuple[str, str]:
+    """Why, and what comes next: the standing, with what the log tells beyond it."""
     row = evidence.row
-    if row.settled:
-        settlement = evidence.view.settlements.get(row.submission_id)
-        error = settlement.error if settlement is not None else None
-        reason = f", {error.code}: {error.message}" if error is not None else "."
-        return f"It is settled as {row.outcome}{reason}", "Nothing: a settled outcome never changes."
-    if row.state is State.UNKNOWN:
-        rest = "later submissions go on meanwhile" if row.parked else "the conversation waits with it"
-        return decision.sentence, f"When every unknown call is resolved it goes on; {rest}."
-    if row.state is State.SUSPENDED:
-        until = f" Nobody's decision counts as a denial {_in(row.not_before_ms, now_ms)}." if row.not_before_ms else ""
-        return decision.sentence, f"When every request is decided it goes on; the conversation waits with it.{until}"
-    if row.state is State.JOINED:
-        return decision.sentence, "It gets the outcome of its host."
-    if owner_live:
-        return (
-            f"A live process works on it: {_at_work(evidence)}.",
-            f"It goes on. Should its process be lost: {decision.sentence}",
-        )
-    if row.state in (State.ADMITTED, State.READY) and any(other.submission_id == row.steers for other in ahead):
-        return (
-            f"It is for the run of {row.steers}, which has come to no boundary since.",
-            "It enters that run behind its next complete turn; should the run end first, it runs in its own place.",
-        )
-    if ahead and row.state in (State.ADMITTED, State.READY, State.JOINING):
-        head = ahead[0]
-        return (
-            f"It waits in its queue behind {len(ahead)} open submission{'s' if len(ahead) > 1 else ''}; the first, "
-            f"{head.submission_id}, is {head.state}.",
-            "It runs when these are settled.",
-        )
-    if row.not_before_ms > now_ms:
-        return f"It was given back and may be claimed again {_in(row.not_before_ms, now_ms)}.", decision.sentence
-    if row.state in CLAIMABLE and row.attempts:
-        return (
-            "The process that worked on it is lost or has let go of it.",
-            f"The next sweep claims it: {decision.sentence}",
-        )
-    return "Nobody has claimed it yet.", f"The next sweep finds it: {decision.sentence}"
+    match stands.cause:
+        case Cause.QUARANTINE:
+            released = "Nothing of the conversation runs before its quarantine is released; then:"
+            return stands.why, f"{released} {decision.sentence}"
+        case Cause.UNKNOWN:
+            rest = "later submissions go on meanwhile" if row.parked else "the conversation waits with it"
+            return decision.sentence, f"When every unknown call is resolved it goes on; {rest}."
+        case Cause.APPROVAL:
+            expires_ms = row.not_before_ms
+            until = f" Nobody's decision counts as a denial {_in(expires_ms, now_ms)}." if expires_ms else ""
+            return (
+                decision.sentence,
+                f"When every request is decided it goes on; the conversation waits with it.{until}",
+            )
+        case Cause.HOST if row.state is State.JOINED:
+            return decision.sentence, "It gets the outcome of its host."
+        case Cause.HOST:
+            return stands.why, "Its input enters that run; should the run end first, it runs in its own place."
+        case Cause.OWNER:
+            return (
+                f"A live process works on it: {_at_work(evidence)}.",
+                f"It goes on. Should its process be lost: {decision.sentence}",
+            )
+        case Cause.STEERING:
+            after = (
+                "It enters that run behind its next complete turn; should the run end first, it runs in its own place."
+            )
+            return stands.why, after
+        case Cause.QUEUE:
+            return (
+                f"It waits in its queue behind {len(queue)} open submission{'s' if len(queue) > 1 else ''}; the first, "
+                f"{queue[0].submission_id}, is {queue[0].state}.",
+                "It runs when these are settled.",
+            )
+        case Cause.AGENT:
+            return stands.why, "It goes on when an agent of that name is registered."
+        case Cause.TIME | Cause.DAMAGE:
+            return stands.why, decision.sentence
+        case Cause.ABORT | Cause.ADMISSION | Cause.SETTLEMENT | Cause.CLAIM:
+            return stands.why, f"The next sweep finds it: {decision.sentence}"
+        case Cause.LOSS:
+            return stands.why, f"The next sweep claims it: {decision.sentence}"
+        case _:
+            assert_never(stands.cause)
+
+
+def _settled_as(evidence: Evidence) -> str:
+    settlement = evidence.view.settlements.get(evidence.row.submission_id)
+    error = settlement.error if settlement is not None else None
+    reason = f", {error.code}: {error.message}" if error is not None else "."
+    return f"It is settled as {evidence.row.outcome}{reason}"
 
 
 def _at_work(evidence: Evidence) -> str:
@@ -150,8 +179,8 @@ def _waits_for(evidence: Evidence) -> tuple[dict[str, Any], ...]:
         return ()
     found: list[dict[str, Any]] = []
     for call in run.open_calls:
-        known = row.unknown_calls.get(call.call.id)
-        if row.state is State.UNKNOWN and known is not None and known.resolution is None:
+        if row.state is State.UNKNOWN and call.call.id in unresolved(row):
+            known = row.unknown_calls[call.call.id]
             found.append({"kind": "unknown", **_call(call), "reason": known.reason, "since_ms": known.since_ms})
         elif call.approval is not None and call.decision is None and not is_decided(row, call):
             found.append(
@@ -173,10 +202,8 @@ def _call(call: CallView) -> dict[str, Any]:
 def _actions(row: Row, calls: Sequence[dict[str, Any]], held: Quarantine | None) -> list[str]:
     """Whole commands: where one needs a name or a reason, a word in capitals stands for it."""
     if row.settled:
-        open_effects = any(known.resolution is None for known in row.unknown_calls.values())  # a retry is refused
-        return (
-            [f"laneway retry {row.submission_id} --author NAME"] if row.outcome == "failed" and not open_effects else []
-        )
+        retried = row.outcome == "failed" and not unresolved(row)  # else a retry is refused
+        return [f"laneway retry {row.submission_id} --author NAME"] if retried else []
     if row.state is State.JOINED:
         return [f"laneway abort {row.host_id}"]  # its outcome is its host's
     actions: list[str] = []

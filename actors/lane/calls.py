@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from ...agents.agent import Agent
 from ...agents.reconcile import Completed, Reconciliation, SafeToRetry
@@ -104,6 +104,8 @@ async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dic
             claimed.outbox.record(facts.call_failed(call, error))
         case effects.Unproven():
             return
+        case _:
+            assert_never(outcome)
     await claimed.outbox.flush()
     await claimed.carry_out_abort(claimed.outbox.abort_seen)  # its neighbours may run for long yet
 

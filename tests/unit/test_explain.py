@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from lane_records import (
     ABORT,
@@ -19,10 +20,11 @@ from lane_records import (
     settled,
     unknown,
 )
+from local_crew import control
 
 from laneway.recovery.classify import Evidence
 from laneway.recovery.explain import explain
-from laneway.storage.contract import Quarantine
+from laneway.storage.contract import ControlRow, Quarantine
 from laneway.storage.ledger import Approval, State, UnknownCall
 from laneway.storage.records import AnyRecord, ErrorFact, SubmissionSettled
 
@@ -34,6 +36,11 @@ LOST = {CALL: UnknownCall(reason="the answer was lost", since_ms=NOW - 60_000)}
 PENDING = {f"apr_{CALL}": Approval(call_id=CALL, input_digest="d", requested=True)}
 
 DONE: dict[str, Any] = {"state": State.COMPLETED, "outcome": "completed"}
+
+
+def ahead_of(state: State, name: str = "sub_0", **more: Any) -> ControlRow:
+    return msgspec.structs.replace(control(state, 0, **more), submission_id=name)
+
 
 # row, log, behind another, a live owner: what `why` and `next` must hold
 TABLE: list[tuple[dict[str, Any], tuple[AnyRecord, ...], bool, bool, str, str]] = [
@@ -100,7 +107,7 @@ TABLE: list[tuple[dict[str, Any], tuple[AnyRecord, ...], bool, bool, str, str]] 
 @pytest.mark.parametrize("index", range(len(TABLE)))
 def test_explain(index: int) -> None:
     changes, records, behind, live, why, after = TABLE[index]
-    ahead = [a_row("sub_0", state=State.RUNNING)] if behind else []
+    ahead = [ahead_of(State.RUNNING)] if behind else []
     told = explain(Evidence(a_row(**changes), None, a_view(*records)), ahead, owner_live=live, now_ms=NOW)
     assert why in told.why
     assert after in told.next
@@ -166,3 +173,22 @@ def test_quarantined_work_names_the_quarantine_and_its_release() -> None:
     running = a_row(state=State.RUNNING, conversation_id="an order", **MARKED)
     told = explain(Evidence(running, None, a_view()), [], owner_live=True, now_ms=NOW, quarantine=held)
     assert told.actions == ("laneway abort sub_1",)  # what runs already comes to its end
+
+
+def test_parked_work_is_nobodys_head() -> None:
+    ahead = [ahead_of(State.UNKNOWN, parked=True)]
+    row = Evidence(a_row(state=State.READY), None, a_view())
+    told = explain(row, ahead, owner_live=False, now_ms=NOW)
+    assert (told.behind, "Nobody has claimed it yet" in told.why) == ((), True)
+    told = explain(row, [*ahead, ahead_of(State.RUNNING, "sub_7")], owner_live=False, now_ms=NOW)
+    assert told.behind == ("sub_7",)
+    assert "behind 1 open submission; the first, sub_7, is running" in told.why
+
+
+def test_a_missing_agent_is_named() -> None:
+    row = a_row(state=State.READY, not_before_ms=NOW + 9_000, attempts=1, agent="gone")
+    told = explain(Evidence(row, None, a_view()), [], owner_live=False, now_ms=NOW, agents=("support",))
+    assert told.why == "No agent is named 'gone' in this runtime; it is offered again in 9 s."
+    assert "is registered" in told.next
+    told = explain(Evidence(row, None, a_view()), [], owner_live=False, now_ms=NOW, agents=None)
+    assert "may be claimed again in 9 s" in told.why
