@@ -41,6 +41,8 @@ class Row:
     """What the classifier says of what is stored at the kill, where it is not the first decision that is recorded."""
     turn: int = 0
     """The turn whose model call was interrupted."""
+    killed: bool = False
+    """Also driven with a process that is really killed: one row of each scenario."""
 
     def __str__(self) -> str:
         return f"{self.scenario}-{self.point}-{self.at}-{self.effect}"
@@ -52,17 +54,27 @@ class Row:
 
 MATRIX = [
     Row("K1", Point.AFTER_ADMISSION, classified="finish_materialization"),
-    Row("K1", Point.AFTER_ADMISSION, then=RETRY, classified="finish_materialization"),
+    Row("K1", Point.AFTER_ADMISSION, then=RETRY, classified="finish_materialization", killed=True),
     Row("K1", Point.BEFORE_COMMIT, at=2, classified="finish_materialization"),
-    Row("K2", Point.AFTER_COMMIT, at=3, then=RETRY, classified="apply_input"),
-    Row("K3", Point.AFTER_CLAIM, decisions=("apply_input",)),
+    Row("K2", Point.AFTER_COMMIT, at=3, then=RETRY, classified="apply_input", killed=True),
+    Row("K3", Point.AFTER_CLAIM, decisions=("apply_input",), killed=True),
     Row("K3", Point.AFTER_CLAIM, decisions=("apply_input",), how="expire"),
-    Row("K4", Point.AFTER_INPUT_APPENDED, decisions=("repair_input_marker",)),
-    Row("K5", Point.AFTER_RUN_STARTED, decisions=("repair_input_marker",)),
+    Row("K4", Point.AFTER_INPUT_APPENDED, decisions=("repair_input_marker",), killed=True),
+    Row("K5", Point.AFTER_RUN_STARTED, decisions=("repair_input_marker",), killed=True),
     Row("K6", Point.DURING_MODEL, decisions=("resume_turn",), model=3, interrupted=1, turn=1),
-    Row("K6", Point.DURING_MODEL, at=4, decisions=("resume_turn",), model=3, interrupted=1, turn=2, then=RETRY),
+    Row(
+        "K6",
+        Point.DURING_MODEL,
+        at=4,
+        decisions=("resume_turn",),
+        model=3,
+        interrupted=1,
+        turn=2,
+        then=RETRY,
+        killed=True,
+    ),
     Row("K7", Point.AFTER_MODEL_RESPONDED, decisions=("resume_batch",)),
-    Row("K7", Point.AFTER_MODEL_RESPONDED, effect="uncertain", decisions=("resume_batch",)),
+    Row("K7", Point.AFTER_MODEL_RESPONDED, effect="uncertain", decisions=("resume_batch",), killed=True),
     Row(
         "K8",
         Point.AFTER_PREPARED,
@@ -72,20 +84,21 @@ MATRIX = [
         model=1,
         tool=0,
         then=OPERATOR,
+        killed=True,
     ),
     Row("K8", Point.AFTER_PREPARED, effect="idempotent", decisions=("resume_batch",)),
-    Row("K9", Point.DURING_TOOL, effect="uncertain", reconciled=True, decisions=("reconcile",)),
+    Row("K9", Point.DURING_TOOL, effect="uncertain", reconciled=True, decisions=("reconcile",), killed=True),
     Row("K9", Point.AFTER_TOOL, effect="uncertain", reconciled=True, decisions=("reconcile",)),
-    Row("K10", Point.AFTER_TOOL, decisions=("resume_batch",), tool=2),
+    Row("K10", Point.AFTER_TOOL, decisions=("resume_batch",), tool=2, killed=True),
     Row("K10", Point.DURING_TOOL, decisions=("resume_batch",), tool=2),
     Row("K10", Point.AFTER_TOOL, effect="readonly", decisions=("resume_batch",), tool=2, how="expire"),
-    Row("K11", Point.AFTER_TOOL, effect="uncertain", decisions=("reconcile",), outcome="unknown", model=1),
+    Row("K11", Point.AFTER_TOOL, effect="uncertain", decisions=("reconcile",), outcome="unknown", model=1, killed=True),
     Row("K11", Point.DURING_TOOL, effect="uncertain", decisions=("reconcile",), outcome="unknown", model=1),
     Row("K11", Point.AFTER_TOOL_SETTLED, effect="uncertain", decisions=("resume_turn",), interrupted=1, turn=2),
     Row("K16", Point.AFTER_MODEL_RESPONDED, at=2, decisions=("resume_turn",)),
-    Row("K16", Point.AFTER_RUN_COMPLETED, decisions=("finish",)),
-    Row("K17", Point.AFTER_RESERVATION, decisions=("append_reservation",)),
-    Row("K18", Point.AFTER_SETTLEMENT_APPENDED, decisions=("finalize",)),
+    Row("K16", Point.AFTER_RUN_COMPLETED, decisions=("finish",), killed=True),
+    Row("K17", Point.AFTER_RESERVATION, decisions=("append_reservation",), killed=True),
+    Row("K18", Point.AFTER_SETTLEMENT_APPENDED, decisions=("finalize",), killed=True),
     Row("K18", Point.AFTER_FINALIZE, classified="nothing"),
 ]
 
