@@ -79,7 +79,7 @@ async def test_crash(row: Row, how: str, adapter: str, tmp_path: Path) -> None:
 @pytest.mark.requirement("DUR-003", "DUR-007", "DUR-016")
 @pytest.mark.parametrize(("adapter", "stepwise"), [("memory", True), ("memory", False), ("duckdb", False)])
 async def test_every_hit_of_every_point(adapter: str, stepwise: bool, tmp_path: Path) -> None:
-    """K14 to K19 at once, and whatever lies between them; stepwise over DuckDB, the points of the join alone (below)."""
+    """K14 to K19 at once, and whatever lies between them. Stepwise over DuckDB: the points of the join alone, below."""
     world = World(adapter, tmp_path / "whole")
     hosted = Hosted(world, stepwise=stepwise)
     process, gate = await hosted.begin()
