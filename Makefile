@@ -7,6 +7,7 @@ SEEDS ?= 2000
 SEED ?=
 SOAK_S ?= 300
 SOAK_SEED ?= 0
+SOAK_TESTS := tests/cluster/test_soak.py tests/contract/test_duckdb_file.py
 
 VENV := .venv
 WHEEL_VENV := .venv-wheel
@@ -46,8 +47,8 @@ test: $(TEST_READY) ## Run all tests, and see that each requirement has one
 simulate: $(TEST_READY) ## Run many seeds of the simulation, or one and tell what happens in it
 	PYTHONHASHSEED=0 $(TEST_PYTHON) tests/simulation/run.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
-soak: $(TEST_READY) ## Replay recordings for SOAK_S seconds while actors, store and supervisor are killed
-	SOAK_S=$(SOAK_S) SOAK_SEED=$(SOAK_SEED) $(TEST_PYTHON) -m pytest -m soak -s tests/cluster/test_soak.py $(ARGS)
+soak: $(TEST_READY) ## Kill actors, store and supervisor for SOAK_S seconds; move a ledger a million times
+	SOAK_S=$(SOAK_S) SOAK_SEED=$(SOAK_SEED) $(TEST_PYTHON) -m pytest -m soak -s $(SOAK_TESTS) $(ARGS)
 
 coverage: $(VENV)/.dev ## Run all tests and report branch coverage
 	$(VENV)/bin/python -m pytest --cov --cov-report=term $(ARGS)

@@ -11,7 +11,15 @@ from ..storage.errors import StoreCorrupt
 from ..storage.header import Batch
 from ..storage.ledger import Row, State
 from ..storage.projection import ConversationView, chat_messages, prompt_messages
-from ..storage.records import AnyRecord, InputRecorded, ModelResponded, RunStarted, SubmissionSettled, decode_records
+from ..storage.records import (
+    AnyRecord,
+    InputRecorded,
+    ModelResponded,
+    RunStarted,
+    SubmissionSettled,
+    decode_records,
+    encode_records,
+)
 from ..storage.values import digest_of
 
 _ALL_PREFIXES_MAX = 400  # beyond it every 50th prefix is checked: a prompt costs as much as its prefix is long
@@ -99,6 +107,7 @@ def check_conversation(
         )
 
     records = _check_log(batches, report)
+    _check_existence(rows, records, report)
     _check_settlements(rows, records, report, require_settled=require_settled)
     _check_order(rows, records, report)
     if not problems:  # a log that is broken cannot be projected
@@ -135,10 +144,29 @@ def _check_log(batches: Sequence[Batch], report: Any) -> list[tuple[int, AnyReco
     return records
 
 
+def _check_existence(rows: Sequence[Row], records: Iterable[tuple[int, AnyRecord]], report: Any) -> None:
+    """a: no accepted submission has vanished, each is visible as what it is, and its input is where the ledger says.
+
+    Admission numbers the submissions of a conversation without a gap, and nothing ever takes a row away.
+    """
+    for expected, number in enumerate(sorted(row.queue_sequence for row in rows), 1):
+        if number != expected:
+            report("a", f"the ledger has no submission with queue sequence {expected}, {number} stands there")
+            break  # what comes behind it stands in another place, too
+    inputs = {record.submission_id: at for at, record in records if isinstance(record, InputRecorded)}
+    for row in rows:
+        at = inputs.get(row.submission_id)
+        if row.input_sequence is not None and row.input_sequence != at:
+            where = "is not in the log" if at is None else f"stands at {at}"
+            report("a", f"its input {where}, the ledger says {row.input_sequence}", row.submission_id, at)
+        if row.state is State.UNKNOWN and not row.unknown_calls:
+            report("a", "it is unknown and names no call", row.submission_id)
+
+
 def _check_settlements(
     rows: Sequence[Row], records: Iterable[tuple[int, AnyRecord]], report: Any, *, require_settled: bool
 ) -> None:
-    """a and b: every accepted submission is there, with one canonical settlement that the ledger agrees with."""
+    """a and b: what was accepted settles, by one canonical record, which was reserved and the ledger agrees with."""
     settlements: dict[str, list[tuple[int, SubmissionSettled]]] = {}
     for sequence, record in records:
         if isinstance(record, SubmissionSettled):
@@ -156,8 +184,14 @@ def _check_settlements(
             sequence, record = found[0]
             if record.outcome != row.outcome or row.settlement_sequence != sequence:
                 report("b", f"the log says {record.outcome}, the ledger {row.outcome}", row.submission_id, sequence)
+        elif found and row.state in _WAITING:
+            report("b", f"the log says {found[0][1].outcome}, the ledger {row.state}", row.submission_id, found[0][0])
         elif not row.settled and require_settled and row.state not in _WAITING:
             report("a", f"it is still {row.state}", row.submission_id)
+        if found and row.reservation is not None:
+            sequence, record = found[0]
+            if digest_of(encode_records((record,))) != row.reservation.digest:
+                report("b", "the settlement in the log is not the reserved one", row.submission_id, sequence)
 
 
 def _check_order(rows: Sequence[Row], records: Iterable[tuple[int, AnyRecord]], report: Any) -> None:

@@ -242,6 +242,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     joining: tuple[Row, ...] = ()
     arrived: Arrived = Arrived()
     planned: bool = False
+    replaces: str = ""
+    """The attempt that had the work before. Like `planned`, a claim that is repeated is not told it again."""
 
 
 class NotClaimed(msgspec.Struct, frozen=True, kw_only=True, tag="not_claimed"):

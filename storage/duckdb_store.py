@@ -326,11 +326,13 @@ class DuckDBStore:
             raise Refused(f"{self._path} is open for reading alone", code="read_only")
         with self._turn:
             connection = self._open().connection
+            self._failpoints.hit(Point.BEFORE_SIDE_WRITE)
             try:
                 connection.execute(sql, parameters)
             except duckdb.Error as error:
                 self._drop()
                 raise (full(self._path) if is_disk_full(error) else unavailable(error, self._path)) from error
+            self._failpoints.hit(Point.AFTER_SIDE_WRITE)
 
     def _revive(self) -> None:
         """What is kept in memory beside the headers: owners with their leases, quarantined conversations."""

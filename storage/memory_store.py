@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 from .commands import Answer, Unit
 from .contract import OUTCOME_UNKNOWN, DeadLetter, LogPage, Quarantine, ScanPage, Snapshot, StoreInfo, Table, Tail
 from .engine import KEYS_HELD_MAX, Engine, Key, Resident
 from .errors import LanewayError, NotFound, Refused
-from .failpoints import NO_FAILPOINTS, Failpoints
+from .failpoints import NO_FAILPOINTS, Failpoints, Point
 from .header import Batch, Changes, Checkpoint, Trace
 from .ledger import Row, State
 from .readback import checked_quarantine, control_row, page_of, public, resident_from, trace_of, wall_clock_ms
@@ -34,9 +35,11 @@ class MemoryStore:
         self._agents: dict[str, str] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
         self._leases: dict[str, int] = {}
+        self._ttls: dict[str, int] = {}
         self._quarantined: dict[str, Quarantine] = {}
         self._released: dict[str, tuple[Quarantine, str]] = {}
         self._limits = limits
+        self._failpoints = failpoints
         self._engine = Engine(
             _MemoryBacking(self),
             now_ms=now_ms,
@@ -132,26 +135,43 @@ class MemoryStore:
         return self._checkpoints.get(conversation_id)
 
     def renew_lease(self, owner_id: str, ttl_ms: int) -> int:
+        if self._ttls.get(owner_id) != ttl_ms:
+            with self._side_write():
+                self._ttls[owner_id] = ttl_ms
         self._leases[owner_id] = self._now_ms() + ttl_ms
         return self._leases[owner_id]
 
     def retire_owner(self, owner_id: str) -> None:
         self._leases.pop(owner_id, None)
+        if owner_id in self._ttls:
+            with self._side_write():
+                self._ttls.pop(owner_id, None)
 
     def owners(self) -> dict[str, int]:
         return dict(self._leases)
 
     def quarantine(self, conversation_id: str, reason: str, author: str) -> Quarantine:
         found = checked_quarantine(conversation_id, reason, author, now_ms=self._now_ms(), limits=self._limits)
-        if conversation_id not in self._quarantined:
-            self._released.pop(conversation_id, None)
-        return self._quarantined.setdefault(conversation_id, found)
+        known = self._quarantined.get(conversation_id)
+        if known is None:
+            with self._side_write():
+                self._released.pop(conversation_id, None)
+                known = self._quarantined.setdefault(conversation_id, found)
+        return known
 
     def release_quarantine(self, conversation_id: str, author: str) -> Quarantine | None:
         if conversation_id in self._quarantined:
-            self._released[conversation_id] = self._quarantined.pop(conversation_id), author
+            with self._side_write():
+                self._released[conversation_id] = self._quarantined.pop(conversation_id), author
         found, by = self._released.get(conversation_id, (None, ""))
         return found if by == author else None
+
+    @contextmanager
+    def _side_write(self) -> Generator[None, None, None]:
+        """The same failpoints, on the same occasions, as in an adapter with a file."""
+        self._failpoints.hit(Point.BEFORE_SIDE_WRITE)
+        yield
+        self._failpoints.hit(Point.AFTER_SIDE_WRITE)
 
     def quarantined(self, after: str = "", limit: int = 1000) -> list[Quarantine]:
         return [self._quarantined[name] for name in sorted(self._quarantined) if name > after][:limit]

@@ -205,7 +205,7 @@ def _take(work: Work, row: Row, command: Claim, *, recovering: bool) -> Grant:
     previous = work.owner()
     if previous is not None and previous.submission_id != row.submission_id:
         work.put(previous, token=None, owner_id=None)
-    planned = row.handed_over
+    planned, replaces = row.handed_over, row.attempt_id or ""
     row = work.put(
         row,
         owner_id=command.owner_id,
@@ -216,10 +216,10 @@ def _take(work: Work, row: Row, command: Claim, *, recovering: bool) -> Grant:
         handed_over=False,
     )
     work.owned_by = row.submission_id
-    return _grant(work, row, recovering=recovering, planned=planned)
+    return _grant(work, row, recovering=recovering, planned=planned, replaces=replaces)
 
 
-def _grant(work: Work, row: Row, *, recovering: bool, planned: bool = False) -> Grant:
+def _grant(work: Work, row: Row, *, recovering: bool, planned: bool = False, replaces: str = "") -> Grant:
     return Grant(
         row=row,
         attempt_id=row.attempt_id or "",
@@ -234,6 +234,7 @@ def _grant(work: Work, row: Row, *, recovering: bool, planned: bool = False) -> 
         else (),
         arrived=work.arrived,
         planned=planned,
+        replaces=replaces,
     )
 
 

@@ -107,6 +107,7 @@ class ModelInterrupted(Record, tag="model_interrupted"):
     run_id: str
     turn: int
     attempt_id: str
+    """The attempt whose call was lost; empty where the one that recovers it could not learn its name."""
     reason: str
 
 

@@ -57,11 +57,13 @@ class Attempt:
         self._start_run()
         self._mark_applied()
 
-    def recover(self, decision: Decision, left_joining: tuple[Row, ...] = (), *, planned: bool = False) -> None:
+    def recover(
+        self, decision: Decision, left_joining: tuple[Row, ...] = (), *, planned: bool = False, replaces: str = ""
+    ) -> None:
         """An earlier owner left the work open: put the decision on record and go on under this epoch (DUR-013).
 
         After a planned stop that uses no budget, and nobody waits. `left_joining` are the rows that the earlier owner
-        claimed for this run and did not mark as joined.
+        claimed for this run and did not mark as joined; `replaces` is its attempt, which a lost model call is laid to.
         """
         claimed, run = self._claimed, self._claimed.run
         claimed.services.counts[f"recovered:{decision.name}"] += 1
@@ -71,9 +73,8 @@ class Attempt:
         claimed.outbox.record(facts.recovery_decided(claimed.row, claimed.outbox.epoch, decision, planned=planned))
         last = run.last_turn if run else None
         if decision.name == "resume_turn" and run is not None and (last is None or last.calls or run.unanswered):
-            claimed.outbox.record(
-                facts.model_interrupted(run.run_id, len(run.turns) + 1, self.attempt_id, 0, "its owner was lost")
-            )
+            lost = facts.model_interrupted(run.run_id, len(run.turns) + 1, self.attempt_id, 0, "its owner was lost")
+            claimed.outbox.record(msgspec.structs.replace(lost, attempt_id=replaces))
         joining.repair(claimed, left_joining)
         if run is not None and run.stalled > 1 and not planned:
             self._pause_s = backoff_s(run.stalled - 1, claimed.services.chance)

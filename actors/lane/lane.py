@@ -401,7 +401,9 @@ class Lane:
         attempt = Attempt(self._claimed(grant.row, grant.attempt_id, outbox, self._view))
         self._last_queue_sequence = max(self._last_queue_sequence, grant.row.queue_sequence)
         if grant.recovering:
-            attempt.recover(self._classified(grant.row, self._view), grant.joining, planned=grant.planned)
+            attempt.recover(
+                self._classified(grant.row, self._view), grant.joining, planned=grant.planned, replaces=grant.replaces
+            )
         return attempt
 
     def _classified(self, row: Row, view: ConversationView) -> Decision:

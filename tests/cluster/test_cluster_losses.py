@@ -15,6 +15,7 @@ from pathlib import Path
 import cluster_agents
 import pytest
 from cluster_agents import noted, until
+from tool_recordings import recordings
 
 import laneway
 from laneway.cluster.chaos import ChaosPlan, Kind
@@ -113,7 +114,8 @@ def test_nodes_are_killed_only_in_a_cluster_that_can_lose_them() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.requirement("DUR-003", "DUR-006")
 def test_a_lost_node_s_lanes_go_on_at_the_other_one(folder: Path, tmp_path: Path) -> None:
-    """K26: half of the lanes are at work on the node that is lost; each runs its tool again, the others do not."""
+    """K26: lanes are at work on two nodes of one store, half of them on the node that is lost; each of these runs its
+    tool again at the other one, the others do not."""
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "node_loss.py"), str(tmp_path / "laneway.duckdb")],
         capture_output=True,
@@ -131,4 +133,32 @@ def test_a_lost_node_s_lanes_go_on_at_the_other_one(folder: Path, tmp_path: Path
     assert found["executions_of_others"] == [1] * (found["lanes"] - lost)
     assert found["taken_over_on_the_lost_node"] == 0
     assert found["decisions"] == {"resume_batch": lost}
+    assert found["problems"] == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.requirement("DUR-002", "DUR-003", "DUR-009")
+def test_a_replay_goes_on_while_nodes_are_killed(tmp_path: Path) -> None:
+    """K26 by the command line: `--chaos node` starts two nodes, kills one and starts another in its place."""
+    program = [sys.executable, "-c", "from laneway.cluster.cli import main; main()"]
+    command = [*program, "replay", str(recordings(tmp_path / "in.jsonl")), "--json"]
+    more = ["--store", "s.duckdb", "--concurrency", "8", "--delay", "1", "--kill-every", "3", "--chaos", "node"]
+    done = subprocess.run(
+        [*command, *more],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=tmp_path,
+        env={**os.environ, "LANEWAY_HOME": str(tmp_path / "home")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["passed"]
+    assert found["kills_by_kind"] == {"node": found["kills"]}
+    assert found["kills"] > 0
+    assert found["recoveries"] > 0
+    assert found["outcomes"] == {"completed": 24}
+    assert found["tool_executions_after_commit"] == 0
+    assert found["tool_executions_repeated_by_effect"]["uncertain"] == 0
     assert found["problems"] == []

@@ -49,7 +49,7 @@ def test_an_approval_outlives_who_asked_and_is_decided_elsewhere(start: Start, f
 
 @pytest.mark.requirement("DUR-009", "DUR-017")
 def test_an_unknown_call_is_resolved_from_outside(start: Start, folder: Path) -> None:
-    """K8, K11 on Ray: the process died in the middle of the charge; an operator's word carries the run on."""
+    """K11 on Ray: the process died in the middle of the charge; an operator's word carries the run on."""
     runtime = start()
     (folder / "gate-card").touch()
     receipt = runtime.conversation("order-1").submit("charge card")

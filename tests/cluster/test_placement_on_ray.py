@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,19 +89,3 @@ def test_a_file_that_is_held_names_its_owner(start: Start, tmp_path: Path) -> No
     with pytest.raises(laneway.StoreBusy) as refused:
         laneway.local([], store=tmp_path / "held.duckdb")
     assert refused.value.details["pid"] == runtime.describe().store_pid
-
-
-@pytest.mark.timeout(180)
-def test_two_nodes_and_one_store(folder: Path, tmp_path: Path) -> None:
-    """Lanes on both nodes of a `ray.cluster_utils.Cluster`, in a program of its own."""
-    script = Path(__file__).parent.parent / "support" / "two_nodes.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "laneway.duckdb")],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env={**os.environ, "LANEWAY_TEST_FOLDER": str(folder)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "two nodes, one store, all settled"

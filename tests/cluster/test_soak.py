@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tool_recordings import recordings
 
 ROOT = Path(__file__).parents[2]
 SOAK = ROOT / "benchmarks" / "soak.py"
@@ -39,25 +40,6 @@ def check(found: dict[str, Any]) -> None:
     assert found["tool_executions_repeated_by_effect"]["uncertain"] == 0
     assert sum(found["outcomes"].values()) == found["submissions"] > 0
     assert found["passed"]
-
-
-def recordings(path: Path) -> Path:
-    """Conversations with tools of all three effect classes."""
-    lines: list[str] = []
-    for number in range(8):
-        messages: list[dict[str, Any]] = []
-        for turn, name in enumerate(("get_order", "update_order", "charge_card")):
-            call_id = f"call_{turn}"
-            call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
-            messages += [
-                {"role": "user", "content": f"please {name}"},
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": call_id, "name": name, "content": f"result {turn}"},
-                {"role": "assistant", "content": f"done {turn}"},
-            ]
-        lines.append(json.dumps({"id": f"order-{number}", "messages": messages}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 @pytest.mark.timeout(220)

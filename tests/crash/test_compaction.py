@@ -33,8 +33,8 @@ async def prepared(folder: Path, adapter: str, *, stepwise: bool) -> tuple[World
     return world, process
 
 
-async def crash_and_recover(folder: Path, point: Point, at: int, *, stepwise: bool) -> None:
-    world, first = await prepared(folder, "memory", stepwise=stepwise)
+async def crash_and_recover(folder: Path, adapter: str, point: Point, at: int, *, stepwise: bool) -> None:
+    world, first = await prepared(folder, adapter, stepwise=stepwise)
     world.failpoints.plan({point: at})
     work = first.begin_submit("question 3", key="k")
     await first.crashed()
@@ -63,11 +63,11 @@ async def crash_and_recover(folder: Path, point: Point, at: int, *, stepwise: bo
 
 
 @pytest.mark.requirement("DUR-007", "DUR-013")
-@pytest.mark.parametrize("stepwise", [True, False])
-async def test_every_hit_of_every_point_of_a_run_that_compacts(stepwise: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("adapter", "stepwise"), [("memory", True), ("memory", False), ("duckdb", False)])
+async def test_every_hit_of_every_point_of_a_run_that_compacts(adapter: str, stepwise: bool, tmp_path: Path) -> None:
     """Specification 8: a committed compaction is a boundary. It is made once, committed before it is read, and a
-    checkpoint is whole or not there."""
-    world, process = await prepared(tmp_path / "whole", "memory", stepwise=stepwise)
+    checkpoint is whole or not there. Over DuckDB the fused run alone, for the time that opening a file takes."""
+    world, process = await prepared(tmp_path / "whole", adapter, stepwise=stepwise)
     before = world.failpoints.hits.copy()
     await process.run("question 3", key="k")
     await process.at_rest()
@@ -78,4 +78,4 @@ async def test_every_hit_of_every_point_of_a_run_that_compacts(stepwise: bool, t
     assert hits[Point.AFTER_COMMIT] >= 3
     for point, count in hits.items():
         for at in range(1, count + 1):
-            await crash_and_recover(tmp_path / f"{point}-{at}", point, at, stepwise=stepwise)
+            await crash_and_recover(tmp_path / f"{point}-{at}", adapter, point, at, stepwise=stepwise)

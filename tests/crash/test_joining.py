@@ -78,10 +78,10 @@ async def test_crash(row: Row, how: str, adapter: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("DUR-003", "DUR-007", "DUR-016")
-@pytest.mark.parametrize("stepwise", [True, False])
-async def test_every_hit_of_every_point(stepwise: bool, tmp_path: Path) -> None:
-    """K14 to K19 at once, and whatever lies between them."""
-    world = World("memory", tmp_path / "whole")
+@pytest.mark.parametrize(("adapter", "stepwise"), [("memory", True), ("memory", False), ("duckdb", False)])
+async def test_every_hit_of_every_point(adapter: str, stepwise: bool, tmp_path: Path) -> None:
+    """K14 to K19 at once, and whatever lies between them. Stepwise over DuckDB: the points of the join alone, below."""
+    world = World(adapter, tmp_path / "whole")
     hosted = Hosted(world, stepwise=stepwise)
     process, gate = await hosted.begin()
     before = world.failpoints.hits.copy()
@@ -93,7 +93,7 @@ async def test_every_hit_of_every_point(stepwise: bool, tmp_path: Path) -> None:
     assert set(JOINING_POINTS) <= set(hits)
     for point, count in hits.items():
         for at in range(1, count + 1):
-            assert await crash_and_recover(tmp_path / f"{point}-{at}", "memory", point, at, stepwise=stepwise)
+            assert await crash_and_recover(tmp_path / f"{point}-{at}", adapter, point, at, stepwise=stepwise)
 
 
 @pytest.mark.requirement("DUR-007", "DUR-016")

@@ -1,22 +1,23 @@
-"""The crash matrix as data: one row a crash point, driven over memory and DuckDB, stepwise, each ending in the
-convergence check and the exact number of executions that the world outside has seen."""
+"""The crash matrix over memory and DuckDB, stepwise: each row ends in the convergence check and the exact number of
+executions that the world outside has seen. `test_process_kills.py` drives the same rows with killed processes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Process, Script, Supplier, World, agent_of, call, calls
+from crash_matrix import MATRIX, OPERATOR, RETRY, Row, charging, check_history, same_receipt
+from lane_world import Process, Script, World, agent_of, call, calls
 
-from laneway import Agent, Completed, Tool
+from laneway import Agent, Tool
+from laneway.recovery.classify import classify, evidence_of
 from laneway.storage.errors import AdmissionConflict
 from laneway.storage.failpoints import Point, SimulatedCrash
-from laneway.storage.ledger import Receipt, State
-from laneway.storage.records import RecoveryDecided, SubmissionSettled, encode_records, tag_of
+from laneway.storage.ledger import State, receipt_of
+from laneway.storage.records import SubmissionSettled, encode_records, tag_of
 
 NOT_YET: dict[str, str] = {
     "K23": "a store process that dies needs Ray: tests/cluster/test_store_kills.py",
@@ -26,108 +27,31 @@ NOT_YET: dict[str, str] = {
 }
 """Scenarios of the crash matrix that no test of this folder reaches, and why."""
 
-OPERATOR = "an operator says that it never started"
-RETRY = "the client repeats its submit"
-
-
-@dataclass(frozen=True)
-class Row:
-    """Kill at the `at`-th hit of `point`: what recovery then decides, and what the world outside has seen."""
-
-    scenario: str
-    point: Point
-    at: int = 1
-    effect: str = "idempotent"
-    reconciled: bool = False
-    decisions: tuple[str, ...] = ()
-    model: int = 2
-    tool: int = 1
-    outcome: str = "completed"
-    interrupted: int = 0
-    then: str = ""
-    how: str = "retire"
-
-
-MATRIX = [
-    Row("K1", Point.AFTER_ADMISSION),
-    Row("K1", Point.AFTER_ADMISSION, then=RETRY),
-    Row("K1", Point.BEFORE_COMMIT, at=2),
-    Row("K2", Point.AFTER_COMMIT, at=3, then=RETRY),
-    Row("K3", Point.AFTER_CLAIM, decisions=("apply_input",)),
-    Row("K3", Point.AFTER_CLAIM, decisions=("apply_input",), how="expire"),
-    Row("K4", Point.AFTER_INPUT_APPENDED, decisions=("repair_input_marker",)),
-    Row("K5", Point.AFTER_RUN_STARTED, decisions=("repair_input_marker",)),
-    Row("K6", Point.DURING_MODEL, decisions=("resume_turn",), model=3, interrupted=1),
-    Row("K6", Point.DURING_MODEL, at=4, decisions=("resume_turn",), model=3, interrupted=1, then=RETRY),
-    Row("K7", Point.AFTER_MODEL_RESPONDED, decisions=("resume_batch",)),
-    Row("K7", Point.AFTER_MODEL_RESPONDED, effect="uncertain", decisions=("resume_batch",)),
-    Row(
-        "K8",
-        Point.AFTER_PREPARED,
-        effect="uncertain",
-        decisions=("reconcile",),
-        outcome="unknown",
-        model=1,
-        tool=0,
-        then=OPERATOR,
-    ),
-    Row("K8", Point.AFTER_PREPARED, effect="idempotent", decisions=("resume_batch",)),
-    Row("K9", Point.DURING_TOOL, effect="uncertain", reconciled=True, decisions=("reconcile",)),
-    Row("K9", Point.AFTER_TOOL, effect="uncertain", reconciled=True, decisions=("reconcile",)),
-    Row("K10", Point.AFTER_TOOL, decisions=("resume_batch",), tool=2),
-    Row("K10", Point.DURING_TOOL, decisions=("resume_batch",), tool=2),
-    Row("K10", Point.AFTER_TOOL, effect="readonly", decisions=("resume_batch",), tool=2, how="expire"),
-    Row("K11", Point.AFTER_TOOL, effect="uncertain", decisions=("reconcile",), outcome="unknown", model=1),
-    Row("K11", Point.DURING_TOOL, effect="uncertain", decisions=("reconcile",), outcome="unknown", model=1),
-    Row("K11", Point.AFTER_TOOL_SETTLED, effect="uncertain", decisions=("resume_turn",), interrupted=1),
-    Row("K16", Point.AFTER_MODEL_RESPONDED, at=2, decisions=("resume_turn",)),
-    Row("K16", Point.AFTER_RUN_COMPLETED, decisions=("finish",)),
-    Row("K17", Point.AFTER_RESERVATION, decisions=("append_reservation",)),
-    Row("K18", Point.AFTER_SETTLEMENT_APPENDED, decisions=("finalize",)),
-    Row("K18", Point.AFTER_FINALIZE),
-]
-
-
-def charging(world: World, row: Row) -> Agent:
-    """A model that asks for one charge and then says that it is done; both keep count with the supplier."""
-    supplier: Supplier = world.supplier
-
-    async def charge(ctx: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-        supplier.book("charge", ctx.call_id)
-        world.failpoints.hit(Point.DURING_TOOL)
-        return {"charged": ctx.call_id}
-
-    async def find(ctx: Any, arguments: dict[str, Any]) -> Completed | None:
-        booked = supplier.keys("charge")[ctx.call_id]
-        return Completed({"charged": ctx.call_id}, "found at the supplier") if booked else None
-
-    tool = Tool.raw("charge", charge, effect=row.effect, reconcile=find if row.reconciled else None)
-    return agent_of(Script(calls(call("charge", {"amount": 1})), "done", supplier=supplier), tool)
-
 
 @pytest.mark.requirement("DUR-001", "DUR-003", "DUR-006", "DUR-009", "DUR-011", "DUR-013", "DUR-015")
 @pytest.mark.parametrize("adapter", ["memory", "duckdb"])
-@pytest.mark.parametrize("row", MATRIX, ids=[f"{row.scenario}-{row.point}-{row.at}-{row.effect}" for row in MATRIX])
+@pytest.mark.parametrize("row", MATRIX, ids=str)
 async def test_crash(row: Row, adapter: str, tmp_path: Path) -> None:
     """Kill at the row's point; a second process recovers; K1 to K11 and K16 to K18."""
     world = World(adapter, tmp_path)
-    first = await world.process(charging(world, row), stepwise=True)
+    first = await world.process(charging(world.supplier, world.failpoints, row), stepwise=True)
     world.failpoints.plan({row.point: row.at})
     submitting = first.begin_submit("pay", key="k")
     await first.crashed()
     before = world.batches()
     await world.kill(first, how=row.how)
     submitting.close()
+    known = world.store.lookup_key("c", "alice", "k")
+    assert known is not None
+    assert classify(evidence_of(world.store.snapshot(known.submission_id))).name == row.decided
 
-    second = await world.process(charging(world, row), stepwise=True)
-    if row.then == RETRY or not world.store.list_rows("c"):
-        known = world.store.lookup_key("c", "alice", "k")
+    second = await world.process(charging(world.supplier, world.failpoints, row), stepwise=True)
+    if row.then == RETRY:
         receipt = await second.submit("pay", key="k")
-        assert receipt.replayed == (known is not None)
-        assert known is None or known.submission_id == receipt.submission_id
+        assert receipt.replayed
+        assert same_receipt(receipt, known)
     else:
-        (found,) = world.store.list_rows("c")
-        receipt = receipt_of_row(found)
+        receipt = receipt_of(known, replayed=True)
     await second.recover()
     await check_conflict(second)
     if row.outcome == "unknown":
@@ -150,7 +74,10 @@ async def test_crash(row: Row, adapter: str, tmp_path: Path) -> None:
         assert (await second.settled(receipt)).outcome == row.outcome
         await second.at_rest()
         assert (world.supplier.count("charge"), world.supplier.count("model")) == (row.tool, row.model)
-    check_history(world, row, before)
+    check_history(row, known, before, world.batches(), world.supplier)
+    again = await second.submit("pay", key="k")
+    assert again.replayed
+    assert same_receipt(again, known)
     # A last submission shows that the lane is free, and keeps its place behind the first one (K4).
     if row.outcome != "unknown" or row.then == OPERATOR:
         assert (await second.run("again")).outcome == "completed"
@@ -166,42 +93,13 @@ async def check_conflict(process: Process) -> None:
         await process.submit("something else", key="k")
 
 
-def check_history(world: World, row: Row, before: list[Any]) -> None:
-    records, tags = world.records(), world.tags()
-    assert world.batches()[: len(before)] == before  # the old log is a prefix of the new one, byte for byte
-    assert tuple(world.decisions()) == row.decisions
-    assert tags.count("run_started") == 1  # K5: exactly one, and by the prefix above it is the first attempt's
-    assert tags.count("input_recorded") == 1
-    assert tags.count("model_interrupted") == row.interrupted
-    if row.outcome == "completed":
-        assert tags.count("tool_call_settled") == 1
-        assert "tool_call_unknown" not in tags
-        assert tags.count("submission_settled") == 1
-        (settled,) = [record for record in records if tag_of(record) == "tool_call_settled"]
-        booked = world.supplier.keys("charge")
-        assert booked[settled.result["charged"]] >= 1  # rule f: a value that the supplier really gave
-        assert settled.author == ("reconciler" if row.reconciled else "tool")
-    for record in records:
-        if isinstance(record, RecoveryDecided):
-            assert record.epoch > 1
-
-
-def receipt_of_row(row: Any) -> Receipt:
-    return Receipt(
-        submission_id=row.submission_id,
-        receipt_id=row.receipt_id,
-        conversation_id=row.conversation_id,
-        queue_sequence=row.queue_sequence,
-        replayed=True,
-    )
-
-
 @pytest.mark.requirement("DUR-011")
-async def test_the_appended_settlement_is_the_reserved_one_byte_for_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
+async def test_the_appended_settlement_is_the_reserved_one_byte_for_byte(adapter: str, tmp_path: Path) -> None:
     """K17."""
-    world = World("duckdb", tmp_path)
+    world = World(adapter, tmp_path)
     row = Row("K17", Point.AFTER_RESERVATION)
-    first = await world.process(charging(world, row), stepwise=True)
+    first = await world.process(charging(world.supplier, world.failpoints, row), stepwise=True)
     world.failpoints.plan({Point.AFTER_RESERVATION: 1})
     submitting = first.begin_submit("pay", key="k")
     await first.crashed()
@@ -210,28 +108,29 @@ async def test_the_appended_settlement_is_the_reserved_one_byte_for_byte(tmp_pat
     (found,) = world.store.list_rows("c")
     assert found.reservation is not None
     reserved = found.reservation.body
-    second = await world.process(charging(world, row), stepwise=True)
+    second = await world.process(charging(world.supplier, world.failpoints, row), stepwise=True)
     await second.recover()
-    await second.settled(receipt_of_row(found))
+    await second.settled(receipt_of(found, replayed=True))
     (settled,) = [record for record in world.records() if isinstance(record, SubmissionSettled)]
     assert encode_records((settled,)).decode() == reserved
     await world.close()
 
 
 @pytest.mark.requirement("DUR-004")
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
 @pytest.mark.parametrize("point", [Point.AFTER_INPUT_APPENDED, Point.AFTER_TOOL_SETTLED, Point.AFTER_RESERVATION])
-async def test_what_was_queued_keeps_its_order(point: Point, tmp_path: Path) -> None:
+async def test_what_was_queued_keeps_its_order(point: Point, adapter: str, tmp_path: Path) -> None:
     """K4: two queued inputs keep FIFO over a crash of the one before them."""
-    world = World("memory", tmp_path)
+    world = World(adapter, tmp_path)
     row = Row("K4", point)
-    first = await world.process(charging(world, row), stepwise=True)
+    first = await world.process(charging(world.supplier, world.failpoints, row), stepwise=True)
     world.failpoints.plan({point: 1})
     submits = [first.begin_submit(f"pay {number}", key=f"k{number}") for number in (1, 2, 3)]
     await first.crashed()
     await world.kill(first)
     for submitting in submits:
         submitting.close()
-    second = await world.process(charging(world, row), stepwise=True)
+    second = await world.process(charging(world.supplier, world.failpoints, row), stepwise=True)
     receipts = [await second.submit(f"pay {number}", key=f"k{number}") for number in (1, 2, 3)]
     await second.recover()
     for receipt in receipts:
@@ -244,15 +143,16 @@ async def test_what_was_queued_keeps_its_order(point: Point, tmp_path: Path) -> 
     await world.close()
 
 
-async def test_deadlines_keep_their_origin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
+async def test_deadlines_keep_their_origin(adapter: str, tmp_path: Path) -> None:
     """K5: a run that is recovered has what is left of its time, not all of it."""
-    world = World("memory", tmp_path)
+    world = World(adapter, tmp_path)
     row = Row("K5", Point.AFTER_TOOL_SETTLED)
 
     def agent() -> Agent:
         import dataclasses
 
-        return dataclasses.replace(charging(world, row), run_timeout_s=60.0)
+        return dataclasses.replace(charging(world.supplier, world.failpoints, row), run_timeout_s=60.0)
 
     first = await world.process(agent(), stepwise=True)
     world.failpoints.plan({row.point: 1})
@@ -264,7 +164,7 @@ async def test_deadlines_keep_their_origin(tmp_path: Path) -> None:
     second = await world.process(agent(), stepwise=True)
     await second.recover()
     (found,) = world.store.list_rows("c")
-    settlement = await second.settled(receipt_of_row(found))
+    settlement = await second.settled(receipt_of(found, replayed=True))
     assert settlement.error is not None
     assert (settlement.outcome, settlement.error["code"]) == ("failed", "run_timeout")
     assert (world.supplier.count("model"), world.supplier.count("charge")) == (1, 1)
@@ -359,11 +259,12 @@ async def test_a_crash_in_the_abort_of_queued_work(adapter: str, after: Point, t
 
 
 @pytest.mark.requirement("DUR-012")
-async def test_a_crash_in_the_abort_of_active_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ["memory", "duckdb"])
+async def test_a_crash_in_the_abort_of_active_work(adapter: str, tmp_path: Path) -> None:
     """K21: the intent is canonical and the process is gone; recovery settles aborted and asks no model."""
     from lane_world import Gate
 
-    world = World("memory", tmp_path)
+    world = World(adapter, tmp_path)
     gate = Gate()
 
     async def answer(request: Any) -> str:

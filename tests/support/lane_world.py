@@ -70,8 +70,8 @@ class Supplier:
 class Crash(Failpoints):
     """Failpoints that stop the whole process: from the crash on, nothing of it gets past any point."""
 
-    def __init__(self, plan: Mapping[Point, int] | None = None) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Mapping[Point, int] | None = None, *, exit_code: int | None = None) -> None:
+        super().__init__(plan, exit_code=exit_code)
         self.dead = False
         self._told: list[Callable[[], None]] = []
 

@@ -18,6 +18,7 @@ from laneway.storage.records import (
     encode_records,
     record_id,
 )
+from laneway.storage.values import digest_of
 
 _GROUP_SUBMISSIONS = 2_000
 RECORDS_A_SUBMISSION = 8
@@ -87,6 +88,7 @@ def _submission(log: _Log, batches: list[Batch], number: int, text: str) -> Row:
     batches.append(log.batch(name, returned(call, "r" * 20, submission_id=name)))
     last = settled(submission_id=name, output=text)
     batches.append(log.batch(name, responded(2, submission_id=name, content=text), ended(submission_id=name), last))
+    digest = digest_of(encode_records((last,)))
     return a_row(
         name,
         conversation_id=log.conversation_id,
@@ -100,5 +102,5 @@ def _submission(log: _Log, batches: list[Batch], number: int, text: str) -> Row:
         outcome="completed",
         settlement_sequence=log.sequence,
         settled_at_ms=1,
-        reservation=Reservation(settlement_id=last.settlement_id, outcome="completed", body="", digest="d"),
+        reservation=Reservation(settlement_id=last.settlement_id, outcome="completed", body="", digest=digest),
     )

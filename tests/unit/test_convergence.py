@@ -21,8 +21,9 @@ from lane_records import (
 
 from laneway.recovery.convergence import Report, check_conversation
 from laneway.storage.header import Batch
-from laneway.storage.ledger import Row, State
+from laneway.storage.ledger import Reservation, Row, State, UnknownCall
 from laneway.storage.records import AnyRecord, RepairAnnotated, chained_digest, encode_records
+from laneway.storage.values import digest_of
 
 FIRST: list[tuple[AnyRecord, ...]] = [
     (said("sub_1", 1), began("sub_1")),
@@ -63,7 +64,7 @@ def a_log(*groups: Sequence[AnyRecord]) -> list[Batch]:
 
 
 def closed(submission_id: str, queue_sequence: int, settlement_sequence: int, **more: Any) -> Row:
-    values = {"state": State.COMPLETED, "outcome": "completed", "input_sequence": 1, **more}
+    values = {"state": State.COMPLETED, "outcome": "completed", **more}
     return a_row(submission_id, queue_sequence=queue_sequence, settlement_sequence=settlement_sequence, **values)
 
 
@@ -158,9 +159,62 @@ def test_open_work_is_a_problem_when_all_has_to_be_settled(require_settled: bool
     assert checks([row], a_log(*FIRST[:3]), require_settled=require_settled) == found
 
 
+def waiting(state: State) -> Row:
+    calls = {call_id(1, 0): UnknownCall(reason="nobody can say", since_ms=1)} if state is State.UNKNOWN else {}
+    return a_row("sub_1", state=state, input_sequence=1, unknown_calls=calls)
+
+
 @pytest.mark.parametrize("state", [State.UNKNOWN, State.SUSPENDED])
 def test_work_that_visibly_waits_for_a_person_is_no_problem(state: State) -> None:
-    assert checks([a_row("sub_1", state=state, input_sequence=1)], a_log(*FIRST[:2])) == set()
+    assert checks([waiting(state)], a_log(*FIRST[:2])) == set()
+
+
+@pytest.mark.requirement("DUR-002", "DUR-015")
+@pytest.mark.parametrize("require_settled", [True, False])
+@pytest.mark.parametrize("state", [State.UNKNOWN, State.SUSPENDED])
+def test_work_that_the_log_settles_waits_for_nobody(state: State, require_settled: bool) -> None:
+    assert checks([waiting(state)], a_log(*FIRST), require_settled=require_settled) == {"b"}
+
+
+@pytest.mark.requirement("DUR-017")
+def test_unknown_work_that_names_no_call_is_found() -> None:
+    row = a_row("sub_1", state=State.UNKNOWN, input_sequence=1)
+    assert checks([row], a_log(*FIRST[:2])) == {"a"}
+
+
+@pytest.mark.requirement("DUR-001")
+@pytest.mark.parametrize("numbers", [(1, 3), (2, 3), (1, 1), (1, 10**12)])
+def test_an_accepted_submission_that_vanished_is_found(numbers: tuple[int, int]) -> None:
+    """Admission numbers without a gap, so one that is gone is told by its neighbours, though nothing else names it."""
+    rows = [a_row(f"sub_{place}", state=State.READY, queue_sequence=number) for place, number in enumerate(numbers, 1)]
+    assert checks(rows, [], require_settled=False) == {"a"}
+    sound = [a_row(f"sub_{place}", state=State.READY, queue_sequence=place) for place in (1, 2)]
+    assert checks(sound, [], require_settled=False) == set()
+
+
+@pytest.mark.requirement("DUR-015")
+@pytest.mark.parametrize(("input_sequence", "found"), [(1, set()), (2, {"a"}), (None, set())])
+def test_an_input_that_is_not_where_the_ledger_says_is_found(input_sequence: int | None, found: set[str]) -> None:
+    assert checks([closed("sub_1", 1, 7, input_sequence=input_sequence)], a_log(*FIRST)) == found
+
+
+def test_an_input_that_the_log_does_not_have_is_found() -> None:
+    row = a_row("sub_1", state=State.RUNNING, input_sequence=1)
+    assert checks([row], [], require_settled=False) == {"a"}
+
+
+@pytest.mark.requirement("DUR-011")
+@pytest.mark.parametrize("state", [State.TERMINALIZING, State.COMPLETED])
+def test_a_settlement_that_is_not_the_reserved_one_is_found(state: State) -> None:
+    """K17: the ledger keeps the digest of what was reserved, also when the row is closed and the bytes are gone."""
+    body = encode_records((settled(),)).decode()
+    reserved = Reservation(settlement_id="set_1", outcome="completed", body="", digest=digest_of(body.encode()))
+    other = msgspec.structs.replace(reserved, digest=digest_of(body.replace("completed", "aborted").encode()))
+    for reservation, found in ((reserved, set[str]()), (other, {"b"})):
+        row = closed("sub_1", 1, 7, reservation=reservation)
+        if state is State.TERMINALIZING:
+            row = a_row("sub_1", state=state, reservation=reservation)
+        assert checks([row], a_log(*FIRST), require_settled=False) == found
 
 
 @pytest.mark.requirement("DUR-004")
