@@ -22,6 +22,9 @@ TELLS: dict[str, tuple[str, ...]] = {
     "finalize_unseen": ("the ledger says",),
     "head_ignored": ("DUR-004",),
     "invented_result": ("never produced",),
+    "joined_is_reverted": ("DUR-016",),
+    "approval_not_awaited": ("approval of", "nobody was asked"),
+    "step_again": ("DUR-010",),
 }
 """What the finding says, among others: it must be this promise that broke."""
 
