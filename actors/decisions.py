@@ -11,7 +11,7 @@ from ..recovery.classify import Evidence, evidence_of
 from ..storage.commands import DecideApproval, Decided, Moved, ResolveUnknown, Unit
 from ..storage.errors import InvalidInput, Refused
 from ..storage.projection import CallView
-from ..storage.records import Resolution
+from ..storage.records import ApprovalRequested, Resolution
 from .lane.services import LaneStore
 
 
@@ -62,6 +62,7 @@ async def _decide_approval(
     call = _asked(evidence, decision.approval)
     assert call.approval is not None
     await require(authorize, _act("approve" if decision.decision == "approved" else "deny", decision, evidence, call))
+    _require_binding(call.approval, decision)
     command = DecideApproval(
         submission_id=decision.submission_id,
         approval_id=call.approval.approval_id,
@@ -69,7 +70,7 @@ async def _decide_approval(
         author=decision.author,
         reason=decision.reason,
         call_id=call.call.id,
-        input_digest=decision.arguments_digest or call.approval.input_digest,
+        input_digest=call.approval.input_digest,
     )
     accepted = await store.commit(Unit(conversation_id=evidence.row.conversation_id, commands=(command,)))
     decided = accepted.results[0]
@@ -82,6 +83,18 @@ async def _decide_approval(
             author=decided.author,
         )
     return decided
+
+
+def _require_binding(asked: ApprovalRequested, decision: ApprovalDecision) -> None:
+    """The log binds the arguments, also before the ledger knows of the request: a decision that was taken for others
+    would keep the work from ever being suspended."""
+    if decision.arguments_digest not in (None, asked.input_digest):
+        raise Refused(
+            f"approval {asked.approval_id} binds other arguments",
+            code="approval_digest_mismatch",
+            recorded_digest=asked.input_digest,
+            given_digest=decision.arguments_digest,
+        )
 
 
 def _asked(evidence: Evidence, name: str | None) -> CallView:

@@ -341,7 +341,7 @@ def mark_joined(work: Work, command: MarkJoined) -> Moved:
 def revert_joining(work: Work, command: RevertJoining) -> Moved:
     """DUR-016: only before the input is canonical."""
     row = work.row(command.submission_id)
-    if row.state is State.READY and row.host_id is None:  # a repeat, or nothing that could be reverted
+    if row.host_id is None:  # a repeat, whoever claimed the row since, or nothing that could be reverted
         return Moved(submission_id=row.submission_id, state=row.state, replayed=True)
     work.require_fence(row.submission_id)
     if _input_in_log(work, row) is not None:

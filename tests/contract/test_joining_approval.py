@@ -135,6 +135,21 @@ def test_a_repeated_revert_gets_its_first_answer(lane: Conversation) -> None:
     assert lane.row("sub_2").state is State.READY
 
 
+def test_a_repeated_revert_gets_its_first_answer_though_the_row_was_claimed_since(lane: Conversation) -> None:
+    """F16: one unit reverts the row, settles the host and claims the row as the next head; its answer is lost."""
+    grant = lane.start("sub_1")
+    lane.submit("sub_2")
+    joined_ids(lane)
+    revert = RevertJoining(submission_id="sub_2")
+    lane.do(revert)
+    lane.settle("sub_1")
+    assert lane.claim("o1").row.submission_id == "sub_2"
+    before = lane.state()
+    (again,) = lane.do(revert, fence=Fence(token=grant.token, epoch=grant.epoch, expected_tail=0))
+    assert (again.replayed, again.state) == (True, State.RUNNING)
+    assert lane.state() == before
+
+
 def test_rows_that_joined_a_parked_host_wait_for_it_and_let_others_pass(lane: Conversation) -> None:
     """Design 5: parked Unknown work lets later input run, also past the rows that settle with it."""
     lane.start("sub_1")

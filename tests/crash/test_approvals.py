@@ -12,6 +12,7 @@ from approval_acts import asking, decide, suspended
 from lane_world import Supplier, World, call, until
 
 from laneway.actors.decisions import ApprovalDecision
+from laneway.storage.errors import Refused
 from laneway.storage.failpoints import Point
 from laneway.storage.ledger import State
 
@@ -51,6 +52,35 @@ async def test_a_kill_on_both_sides_of_a_suspension(adapter: str, point: Point, 
     assert world.batches()[: len(before)] == before
     expected = {Point.AFTER_APPROVAL_REQUESTED: ["repair_suspension"], Point.AFTER_SUSPENDED: []}
     assert world.decisions() == expected.get(point, ["resume_batch"])
+    world.converged()
+    await world.close()
+
+
+async def test_a_decision_on_other_arguments_is_refused_before_the_suspension_too(tmp_path: Path) -> None:
+    """K13, rule: the digest binds. The request stands in the log, its suspension is lost, and somebody misreads it."""
+    world = World("memory", tmp_path)
+    agent = asking(world, call("charge"))
+    process = await world.process(agent, stepwise=True)
+    process.failpoints.plan({Point.AFTER_APPROVAL_REQUESTED: 1})
+    begun = process.begin_submit("pay", key="k")
+    await process.crashed()
+    await world.kill(process)
+    begun.close()
+    process = await world.process(agent, stepwise=True)
+    (row,) = world.store.list_rows()
+    misread = ApprovalDecision(
+        submission_id=row.submission_id, decision="approved", author="bob", arguments_digest="0" * 64
+    )
+    with pytest.raises(Refused) as caught:
+        await process.host.decide("c", misread)
+    assert caught.value.code == "approval_digest_mismatch"
+    receipt = await process.submit("pay", key="k")
+    await process.recover()
+    await suspended(world, receipt)
+    await decide(process, receipt)
+    assert (await process.settled(receipt)).outcome == "completed"
+    await process.at_rest()
+    assert world.supplier.count("charge") == 1
     world.converged()
     await world.close()
 

@@ -17,6 +17,7 @@ from laneway.agents.protocol import Delta
 from laneway.agents.reconcile import Completed, NeverStarted, SafeToRetry
 from laneway.storage.errors import ModelError, ToolError
 from laneway.storage.failpoints import Point
+from laneway.storage.records import ToolCall
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -27,16 +28,27 @@ WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("world")
 TOOL_TIMEOUT_S = 8.0
 MODEL_TIMEOUT_S = 10.0
 _LONG_S = 1_000.0
+MUCH = 500
 
 
 @dataclass(frozen=True)
 class ToolKind:
-    """A tool of the simulation; `keyed` ones take the idempotency key to the supplier, which then acts once."""
+    """A tool of the simulation; `keyed` ones take the idempotency key to the supplier, which then acts once.
+
+    `steps` are durable and come before the act; `approval` and `expires_s` are as the tool declares them.
+    """
 
     name: str
     effect: Any
     keyed: bool = False
     reconcile: Callable[..., Any] | None = None
+    steps: tuple[str, ...] = ()
+    approval: Any = False
+    expires_s: float | None = None
+
+
+def _is_much(arguments: dict[str, Any]) -> bool:
+    return arguments["amount"] > MUCH / 2
 
 
 async def _look_up(ctx: Any, arguments: dict[str, Any]) -> Any:
@@ -64,11 +76,15 @@ TOOL_KINDS: tuple[ToolKind, ...] = (
     ToolKind("order", "uncertain", reconcile=_look_up),
     ToolKind("book", "uncertain", reconcile=_close_books),
     ToolKind("pay", "uncertain", keyed=True, reconcile=_trust_key),
+    ToolKind("ship", "idempotent", keyed=True, steps=("pick", "pack")),
+    ToolKind("wire", "uncertain", reconcile=_close_books, steps=("quote", "lock")),
+    ToolKind("release", "uncertain", approval=True),
+    ToolKind("refund", "idempotent", keyed=True, approval=_is_much, expires_s=10.0),
 )
 """The tools that plans may name; a new kind is one more line."""
 
-PLANNED = (*(kind.name for kind in TOOL_KINDS), "missing")
-"""What a model may ask for: "missing" is a tool that no agent has."""
+PLANNED = (*((kind.name, 1) for kind in TOOL_KINDS), ("refund", MUCH), ("missing", 1))
+"""What a model may ask for, with the amount: "missing" is a tool that no agent has."""
 
 
 def _tool(kind: ToolKind) -> Tool:
@@ -76,6 +92,8 @@ def _tool(kind: ToolKind) -> Tool:
         world = WORLD.get()
         fault = world.faults.first_of(Fault.TOOL_FAILED, Fault.TOOL_HUNG)
         await world.network.travel()
+        for step in kind.steps:
+            await _step(ctx, step)
         if fault is Fault.TOOL_FAILED:
             raise ToolError("the supplier says no")
         if fault is Fault.TOOL_HUNG and world.chance.random() < 0.5:
@@ -88,7 +106,28 @@ def _tool(kind: ToolKind) -> Tool:
             await asyncio.sleep(_LONG_S)
         return value
 
-    return Tool.raw(kind.name, run, effect=kind.effect, timeout_s=TOOL_TIMEOUT_S, reconcile=kind.reconcile, version="1")
+    return Tool.raw(
+        kind.name,
+        run,
+        effect=kind.effect,
+        timeout_s=TOOL_TIMEOUT_S,
+        reconcile=kind.reconcile,
+        approval=kind.approval,
+        approval_expires_s=kind.expires_s,
+        version="1",
+    )
+
+
+async def _step(ctx: Any, name: str) -> None:
+    """A durable step; what it gives is what is recorded."""
+    supplier = WORLD.get().supplier
+
+    async def body() -> Any:
+        value = supplier.enter_step(ctx, name)
+        await WORLD.get().network.travel()
+        return value
+
+    supplier.step_gave(ctx, name, await ctx.step(name, body))
 
 
 async def _respond(request: Any, emit: Callable[[Delta], None]) -> Any:
@@ -106,15 +145,19 @@ async def _respond(request: Any, emit: Callable[[Delta], None]) -> Any:
         await asyncio.sleep(_LONG_S)
     if fault is not None:
         raise ModelError("the provider stumbled", retryable=fault is Fault.MODEL_FAILED)
-    plan: list[list[str]] = json.loads(said)["plan"]
+    plan: list[list[tuple[str, int]]] = json.loads(said)["plan"]
     if turn >= len(plan):
         return text
     return {
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": '{"amount":1}'}}
-            for index, name in enumerate(plan[turn])
+            {
+                "id": f"call_{index}",
+                "type": "function",
+                "function": {"name": name, "arguments": f'{{"amount":{amount}}}'},
+            }
+            for index, (name, amount) in enumerate(plan[turn])
         ],
     }
 
@@ -126,6 +169,7 @@ async def _compacted(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 _TOOLS = tuple(_tool(kind) for kind in TOOL_KINDS)
+_BY_NAME = {tool.name: tool for tool in _TOOLS}
 _MODEL = FunctionModel(_respond, name="planned")
 
 
@@ -144,3 +188,9 @@ AGENTS: tuple[Agent, ...] = (
     _agent("brief", turns_max=2),
     _agent("joins", join=True),
 )
+
+
+def asks(call: ToolCall) -> bool:
+    """Whether a person has to decide on the call before it runs."""
+    tool = _BY_NAME.get(call.name)
+    return tool is not None and tool.needs_approval(json.loads(call.arguments))

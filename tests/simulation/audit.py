@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from simulation.call_audit import CallAudit, objection_to
+from simulation.promises import Violation
+from simulation.promises import require as _require
 
 from laneway.actors.lane.values import Settlement, settlement_of
 from laneway.storage.contract import Store
@@ -14,12 +19,15 @@ from laneway.storage.ledger import WITH_OWNER, Receipt, Row, State
 from laneway.storage.projection import CallView, ConversationView
 from laneway.storage.records import (
     AnyRecord,
+    ApprovalDecided,
+    ApprovalRequested,
     InputRecorded,
     ModelResponded,
     RecoveryDecided,
     RepairAnnotated,
     RunCompleted,
     RunStarted,
+    StepSettled,
     SubmissionSettled,
     ToolCallPrepared,
     ToolCallResolved,
@@ -38,10 +46,6 @@ _KEPT = ("receipt_id", "conversation_id", "principal", "idempotency_key", "input
 _MAY_RUN_AGAIN = ("never_started", "safe_to_retry")
 _EVIDENCE = {"abort_requested", "approval_decided", "tool_call_unknown", "repair_annotated", "submission_settled"}
 _ALL = 1_000_000
-
-
-class Violation(AssertionError):
-    """A promise of the specification that does not hold."""
 
 
 @dataclass
@@ -71,6 +75,8 @@ class Auditor:
         self._reached = reached
         self._known: dict[str, Known] = {}
         self._acknowledged: dict[str, Receipt] = {}
+        self._asked: dict[str, list[asyncio.Future[None]]] = {}
+        self.calls = CallAudit(reached)
         self.supplier: Supplier | None = None
 
     # --- after every write -------------------------------------------------------------------------------------------
@@ -133,8 +139,17 @@ class Auditor:
                 _require(run.submission_id not in view.aborts, "the model answered behind an abort (DUR-012)")
             case ToolCallPrepared():
                 self._look_at_preparation(view.calls[record.call_id], record)
+                self.calls.prepared(view, record)
             case ToolCallSettled():
                 self._look_at_result(view.calls[record.call_id], record)
+            case StepSettled():
+                assert self.supplier is not None
+                self.calls.step(view, record, self.supplier)
+            case ApprovalRequested():
+                self.calls.requested(view, record)
+                self._tell_of_request(rows[view.runs[record.run_id].submission_id].conversation_id)
+            case ApprovalDecided():
+                self.calls.decided(view, rows, record)
             case ToolCallResolved():
                 who = "reconciler" if record.author == "reconciler" else "operator"
                 self._reached[f"resolved:{who}:{record.resolution}"] += 1
@@ -180,12 +195,13 @@ class Auditor:
 
     def _look_at_result(self, call: CallView, record: ToolCallSettled) -> None:
         _require(call.settled is None, f"call {record.call_id} has two results")
+        assert self.supplier is not None
+        self.calls.settled(call, record, self.supplier)
         if record.outcome != "succeeded":
             assert record.error is not None
             _require("raised" not in record.error.message, f"a tool of the simulation broke: {record.error.message}")
             self._reached[f"tool_error:{record.error.code}"] += 1
             return
-        assert self.supplier is not None
         _require(
             self.supplier.produced(record.call_id, record.result),
             f"the result of {record.call_id} was never produced: {record.result}",
@@ -197,7 +213,7 @@ class Auditor:
             _require(submission_id in rows, f"{submission_id} was accepted and is gone")
             row = rows[submission_id]
             if row != before:
-                self._look_at_change(before, row)
+                self._look_at_change(known, before, row)
         epoch = known.epoch
         for row in rows.values():
             before = known.rows.get(row.submission_id)
@@ -212,13 +228,21 @@ class Auditor:
         _require(len(at_work) <= 1, "two submissions are at work in one conversation (DUR-005)")
         known.rows, known.epoch = rows, epoch
 
-    def _look_at_change(self, before: Row, row: Row) -> None:
+    def _look_at_change(self, known: Known, before: Row, row: Row) -> None:
         name = row.submission_id
+        in_log = known.inputs.get(name)
+        if before.state in (State.JOINING, State.JOINED) and row.state is State.READY:
+            _require(in_log is None, f"{name} joined, its input stands in the log, and it was reverted (DUR-016)")
         for kept in _KEPT:
             _require(getattr(row, kept) == getattr(before, kept), f"{kept} of {name} changed")
         _require(not before.settled, f"{name} was settled as {before.outcome} and changed afterwards")
         _require(row.epoch >= before.epoch and row.attempts >= before.attempts, f"the epoch of {name} went back")
         _require(before.abort is None or row.abort == before.abort, f"the abort of {name} changed (DUR-012)")
+        for approval_id, known in before.approvals.items():
+            if known.decision is not None:
+                now = row.approvals.get(approval_id)
+                same = now is not None and (now.decision, now.author) == (known.decision, known.author)
+                _require(same, f"the decision on {approval_id} changed")
         if before.reservation is not None:
             kept_digest = row.reservation is not None and row.reservation.digest == before.reservation.digest
             _require(kept_digest, f"the reserved settlement of {name} changed (DUR-011)")
@@ -278,6 +302,39 @@ class Auditor:
         known = self._known.get(conversation_id)
         return known.view.calls.get(call_id) if known is not None else None
 
+    def objection(self, conversation_id: str, call: CallView) -> str | None:
+        """Why the call must not run now, as things stand in the log."""
+        return objection_to(self.view(conversation_id), call)
+
+    def attempts(self, conversation_id: str, submission_id: str) -> int:
+        """The number of the attempt that owns the submission, or owned it last."""
+        return self._known[conversation_id].rows[submission_id].attempts
+
+    def waiting(self, conversation_id: str) -> list[tuple[str, CallView]]:
+        """The approvals that are asked for and nobody has decided, each with its submission."""
+        known = self._known.get(conversation_id)
+        found: list[tuple[str, CallView]] = []
+        for run in known.view.runs.values() if known is not None else ():
+            row = known.rows.get(run.submission_id) if known is not None else None
+            if row is None or row.settled:
+                continue
+            for call in run.open_calls:
+                ledger = row.approvals.get(call.approval.approval_id) if call.approval is not None else None
+                if call.approval is not None and call.decision is None and (ledger is None or ledger.decision is None):
+                    found.append((run.submission_id, call))
+        return found
+
+    async def next_request(self, conversation_id: str) -> None:
+        """Wait until an approval is asked for there."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(conversation_id, []).append(future)
+        await future
+
+    def _tell_of_request(self, conversation_id: str) -> None:
+        for future in self._asked.pop(conversation_id, ()):
+            if not future.done():
+                future.set_result(None)
+
     def still_open(self) -> list[Row]:
         """What is owed, but for work that waits for a person and what it holds up."""
         owed: list[Row] = []
@@ -288,7 +345,7 @@ class Auditor:
                     parked.add(row.submission_id)
                 if row.settled or parked & {row.submission_id, row.steers, row.host_id}:
                     continue  # settled, waiting for a person, or bound to a run that waits for one
-                if row.state in (State.UNKNOWN, State.SUSPENDED):
+                if row.state is State.UNKNOWN:
                     break  # it holds its lane: nobody may pass
                 owed.append(row)
         return owed
@@ -315,8 +372,3 @@ def _look_at_history(known: Known, row: Row) -> None:
 def _by_abort(row: Row | None, records: tuple[AnyRecord, ...]) -> bool:
     """Whether an abort intent authorises these records, whoever writes them (Specification 13)."""
     return row is not None and row.abort is not None and all(tag_of(record) in _EVIDENCE for record in records)
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise Violation(message)

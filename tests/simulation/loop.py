@@ -41,6 +41,45 @@ class SimulatedFuture(asyncio.Future[Any]):
         return self.number
 
 
+class Scheduled:
+    """A callback and when it is due: what asyncio needs of its handles, which cost twice as much."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled", "loop", "process", "time_s")
+
+    def __init__(
+        self,
+        callback: Any,
+        args: tuple[Any, ...],
+        loop: SimulationLoop,
+        context: contextvars.Context | None,
+        time_s: float,
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.loop = loop
+        self.context = contextvars.copy_context() if context is None else context
+        self.process: SimulatedProcess | None = self.context.get(PROCESS)
+        self.is_cancelled = False
+        self.time_s = time_s
+
+    def run(self) -> None:
+        try:
+            self.context.run(self.callback, *self.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.loop.call_exception_handler({"message": f"exception in {self.callback!r}", "exception": error})
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.time_s
+
+
 class SimulatedProcess:
     """A process as the loop knows it: killed, none of its callbacks runs any more; paused, they run later.
 
@@ -55,7 +94,7 @@ class SimulatedProcess:
         self.death: asyncio.Future[None] = loop.create_future()
         self.on_end: Callable[[], None] = lambda: None
         self._loop = loop
-        self._held: list[asyncio.Handle] = []
+        self._held: list[Scheduled] = []
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run `work` as a task of this process; so is whatever it starts."""
@@ -78,7 +117,7 @@ class SimulatedProcess:
         held, self._held = self._held, []
         self._loop.ready.extend(held)
 
-    def hold(self, handle: asyncio.Handle) -> None:
+    def hold(self, handle: Scheduled) -> None:
         self._held.append(handle)
 
 
@@ -92,11 +131,11 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._numbers = itertools.count(1)
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Scheduled]] = []
         self._now = 0.0
         self._steps_now = 0
         self._tasks: list[SimulatedTask] = []  # all are kept: none may be closed by the collector in mid-run
-        self.ready: list[asyncio.Handle] = []
+        self.ready: list[Scheduled] = []
         self.steps = 0
         self.failure: BaseException | None = None
 
@@ -127,9 +166,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         index = int(self._chance.random() * len(ready))
         ready[index], ready[-1] = ready[-1], ready[index]
         handle = ready.pop()
-        if handle._cancelled:
+        if handle.is_cancelled:
             return
-        process: SimulatedProcess | None = handle._context.get(PROCESS)
+        process = handle.process
         if process is None:
             self._run_handle(handle)
         elif process.paused:
@@ -141,15 +180,15 @@ class SimulationLoop(asyncio.AbstractEventLoop):
                 if process.fuse <= 0:
                     process.kill()
 
-    def _run_handle(self, handle: asyncio.Handle) -> None:
+    def _run_handle(self, handle: Scheduled) -> None:
         self.steps += 1
         self._steps_now += 1
         if self._steps_now > STEPS_AT_ONE_TIME_MAX:
-            raise Stuck(f"{self._steps_now} steps at {self._now:.3f} s, and no end: {handle!r}")
-        handle._run()
+            raise Stuck(f"{self._steps_now} steps at {self._now:.3f} s, and no end: {handle.callback!r}")
+        handle.run()
 
     def _pass_time(self) -> None:
-        while self._timers and self._timers[0][2]._cancelled:
+        while self._timers and self._timers[0][2].is_cancelled:
             heapq.heappop(self._timers)
         if not self._timers:
             raise Stuck(f"nothing can happen any more at {self._now:.3f} s")
@@ -157,7 +196,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._steps_now = 0
         while self._timers and self._timers[0][0] <= self._now:
             handle = heapq.heappop(self._timers)[2]
-            if not handle._cancelled:
+            if not handle.is_cancelled:
                 self.ready.append(handle)
 
     def _abandon(self) -> None:
@@ -190,27 +229,20 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return False
 
-    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        handle = Scheduled(callback, args, self, context, self._now)
         self.ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
 
-    def call_later(
-        self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
 
-    def call_at(
-        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        handle = Scheduled(callback, args, self, context, when)
         heapq.heappush(self._timers, (max(when, self._now), next(self._numbers), handle))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is dropped when its time comes."""
 
     def create_future(self) -> SimulatedFuture:
         return SimulatedFuture(number=next(self._numbers), loop=self)

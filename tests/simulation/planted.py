@@ -11,10 +11,11 @@ import msgspec
 from simulation import faults
 
 from laneway.actors import deliveries, sweep
-from laneway.actors.lane import calls, turn
+from laneway.actors.lane import calls, joining, steps, turn
+from laneway.recovery.classify import Decision
 from laneway.storage import machine, moves_log, moves_outcome, moves_queue
-from laneway.storage.commands import Append, Finalize, ReserveSettlement, Resume
-from laneway.storage.ledger import SETTLE_EVENTS
+from laneway.storage.commands import Append, Finalize, Moved, ReserveSettlement, Resume, RevertJoining
+from laneway.storage.ledger import SETTLE_EVENTS, Event, State
 from laneway.storage.work import Work
 
 
@@ -135,6 +136,38 @@ def _invented_result() -> Any:
     return mock.patch.object(calls, "reconcile", invent)
 
 
+@contextlib.contextmanager
+def _joined_is_reverted() -> Generator[None, None, None]:
+    """What a lost attempt left joining is made ready again, also when its input stands in the log."""
+
+    def revert(work: Work, command: RevertJoining) -> Any:
+        row = work.row(command.submission_id)
+        if row.state is not State.JOINING:
+            return moves_queue.revert_joining(work, command)
+        row = work.move(row, Event.REVERT_JOINING, host_id=None)
+        return Moved(submission_id=row.submission_id, state=row.state)
+
+    with (
+        mock.patch.dict(machine.MOVES, {RevertJoining: revert}),
+        mock.patch.object(joining, "classify", return_value=Decision("revert_joining", "It was joining.")),
+    ):
+        yield
+
+
+def _approval_not_awaited() -> Any:
+    """A call runs while its approval is open."""
+    return mock.patch.object(turn, "AwaitApproval", turn.RunCalls)
+
+
+def _step_again() -> Any:
+    """A recorded step runs again when its call does."""
+
+    async def forgetful(recorder: steps.CallSteps, name: str, version: int) -> None:
+        recorder._require_open(name)
+
+    return mock.patch.object(steps.CallSteps, "_recorded", forgetful)
+
+
 def _often(planted: Callable[[], Any], **rates: float) -> Callable[[], Any]:
     """The bug in a world where what shows it happens often."""
 
@@ -159,5 +192,8 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "finalize_unseen": _finalize_unseen,
     "head_ignored": _head_ignored,
     "invented_result": _invented_result,
+    "joined_is_reverted": _often(_joined_is_reverted, killed_at_point=0.15),
+    "approval_not_awaited": _approval_not_awaited,
+    "step_again": _step_again,
 }
 """Each bug by name: a context in which the runtime has it."""

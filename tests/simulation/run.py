@@ -58,6 +58,15 @@ def run_chunk(seeds: list[int], planted: str | None = None) -> list[Outcome]:
     return outcomes
 
 
+def first_finding(planted: str, seeds_max: int) -> str | None:
+    """What the first of `seeds_max` seeds says that finds the planted bug; None when none does."""
+    for seed in range(1, seeds_max + 1):
+        (outcome,) = run_chunk([seed], planted)
+        if outcome.violation is not None:
+            return outcome.violation
+    return None
+
+
 def run_many(
     seeds: Iterable[int],
     *,

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simulation.audit import Violation
+from simulation.approvers import Approver
 from simulation.loop import SimulationLoop, Stuck
+from simulation.promises import Violation
 from simulation.users import Operator, users_of
 from simulation.world import LogWatch, World, child_of
 
@@ -88,14 +89,14 @@ def run_seed(seed: int, listener: Callable[[str], None] | None = None) -> Outcom
 async def _live(world: World, seed: int) -> None:
     chance = child_of(seed, "phases")
     users = users_of(world, seed)
-    operator = Operator(world, seed)
-    background = [
-        asyncio.ensure_future(work) for work in (world.break_things(), world.keep_supervisor(), operator.work())
-    ]
+    operator, approver = Operator(world, seed), Approver(world, seed)
+    works = (world.break_things(), world.keep_supervisor(), operator.work(), approver.work())
+    background = [asyncio.ensure_future(work) for work in works]
     acting = [asyncio.ensure_future(user.act(chance.randint(2, 6))) for user in users]
     await asyncio.wait(acting, timeout=_TROUBLE_S)
     await asyncio.sleep(chance.choice((0.0, 1.0, 10.0)))
     world.calm_down()
+    approver.thorough = True
     operator.on_duty = operator.thorough = chance.random() < 0.8
     await asyncio.gather(*acting)
     await _settled(world)

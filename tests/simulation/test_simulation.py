@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +17,7 @@ from simulation.run import run_many
 from simulation.seed import run_seed
 from simulation.users import ACTS
 
+from laneway.recovery import classify
 from laneway.storage.failpoints import Point
 
 SEEDS = 2_000
@@ -29,12 +32,24 @@ DECISIONS = (
     "reconcile",
     "repair_input_marker",
     "repair_joined",
+    "repair_suspension",
     "resume_batch",
+    "resume_decided",
     "resume_turn",
     "revert_joining",
     "settle_aborted",
+    "settle_with_host",
 )
-"""What recovery decides somewhere in these seeds. Decisions to wait claim nothing and so record nothing."""
+"""What recovery decides somewhere in these seeds, and records."""
+
+NOT_RECORDED = {
+    "finish_materialization": "done without a claim, and so under no attempt whose decision could stand in the log",
+    "nothing": "the submission is settled",
+    "wait_approval": "a person is waited for: nobody claims the work",
+    "wait_for_host": "the host settles it: nobody claims the work",
+    "wait_unknown": "a person is waited for: nobody claims the work",
+}
+"""What the classifier may say and no log can show, each with its reason."""
 
 INPUTS = ("user", "follow_up", "steering")
 
@@ -50,11 +65,19 @@ RESOLVED = (
     "reconciler:safe_to_retry",
 )
 
+DECIDED = ("approved", "closed", "denied", "expired")
+
+REFUSED = ("already_decided", "approval_digest_mismatch")
+"""What people are told who decide too late, or on something else."""
+
 REACHED = frozenset(
     [f"decision:{name}" for name in DECISIONS]
     + [f"input:{name}" for name in INPUTS]
     + [f"outcome:{name}" for name in OUTCOMES]
     + [f"resolved:{name}" for name in RESOLVED]
+    + [f"approval:{name}" for name in DECIDED]
+    + [f"decision_refused:{code}" for code in REFUSED]
+    + [f"step:{kind.name}" for kind in TOOL_KINDS if kind.steps]
     + [f"fault:{fault}" for fault in Fault]
     + [f"point:{point}" for point in Point]
     + [f"tool:{kind.name}" for kind in TOOL_KINDS]
@@ -64,7 +87,8 @@ REACHED = frozenset(
 
 
 @pytest.mark.requirement(
-    "DUR-001", "DUR-002", "DUR-004", "DUR-005", "DUR-006", "DUR-009", "DUR-011", "DUR-012", "DUR-013", "DUR-015"
+    *("DUR-001", "DUR-002", "DUR-004", "DUR-005", "DUR-006", "DUR-009", "DUR-010", "DUR-011", "DUR-012", "DUR-013"),
+    *("DUR-015", "DUR-016"),
 )
 @pytest.mark.timeout(600)
 def test_every_promise_holds_in_every_seed() -> None:
@@ -75,6 +99,13 @@ def test_every_promise_holds_in_every_seed() -> None:
     assert not missed, f"{SEEDS} seeds do not reach {sorted(missed)} any more"
     assert summary.seeds == SEEDS
     assert summary.submissions > 5 * SEEDS
+
+
+def test_every_decision_of_the_classifier_is_pinned() -> None:
+    """What recovery may decide is reached by the seeds, or listed with the reason why no log shows it."""
+    names = set(re.findall(r'Decision\(\s*"(\w+)"', inspect.getsource(classify)))
+    assert names == set(DECISIONS) | NOT_RECORDED.keys()
+    assert not set(DECISIONS) & NOT_RECORDED.keys()
 
 
 def digest_elsewhere(seed: int, hash_seed: str) -> str:

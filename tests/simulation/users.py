@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from simulation.agents import AGENTS, PLANNED
+from simulation.approvers import approve, deny, disagree, misread
 from simulation.network import SimulatedLink
 from simulation.world import SimulatedBackend, child_of
 
@@ -69,7 +70,7 @@ class User:
             else:
                 self.world.reached[f"act:{act.__name__}"] += 1
 
-    def message(self, plan: list[list[str]], *, steering: bool = False) -> Message:
+    def message(self, plan: list[list[tuple[str, int]]], *, steering: bool = False) -> Message:
         """What to say next, under a key of its own."""
         self.said += 1
         admission = check_admission(
@@ -206,6 +207,10 @@ ACTS: list[tuple[int, Act]] = [
     (3, abort),
     (2, wait),
     (2, watch),
+    (2, approve),
+    (1, deny),
+    (1, disagree),
+    (1, misread),
 ]
 """What users do, and how often: a new act is one more line."""
 

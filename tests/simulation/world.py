@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from simulation.agents import AGENTS, WORLD
-from simulation.audit import Auditor, Violation
+from simulation.audit import Auditor
 from simulation.faults import Fault, Faults
 from simulation.loop import PROCESS, SimulatedProcess, SimulationLoop
 from simulation.network import Lost, Network, SimulatedLink, StoreProcess, call_process
+from simulation.promises import Violation
 from simulation.supplier import Supplier
 
 from laneway.actors.host import LaneHost
@@ -219,7 +220,7 @@ class World:
         self.faults = Faults(child_of(seed, "faults"), self.reached)
         self.network = Network(self.faults)
         self.auditor = Auditor(self.fail, self.reached)
-        self.supplier = Supplier(self.auditor.recorded_call, self.fail)
+        self.supplier = Supplier(self.auditor, self.fail)
         self.auditor.supplier = self.supplier
         self.registry = Registry(AGENTS)
         self._digest = hashlib.sha256()
