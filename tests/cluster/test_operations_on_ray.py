@@ -52,6 +52,27 @@ def test_a_supervisor_killed_while_a_hundred_submissions_are_recovered(start: St
     check(runtime)
 
 
+@pytest.mark.requirement("DUR-006")
+def test_a_new_supervisor_leaves_a_silent_process_what_it_runs(start: Start, folder: Path) -> None:
+    """A process whose event loop is held up answers nobody, and keeps its lease: nothing of it runs twice."""
+    runtime = start(max_actors=2)
+    (folder / "gate-clock").touch()
+    receipt = runtime.conversation("order-1").submit("stall clock")
+    until(lambda: len(noted("stall")) == 1)
+    before = runtime.describe()
+    assert before.supervisor_pid is not None
+    os.kill(before.supervisor_pid, signal.SIGKILL)
+    after = runtime.describe()  # it has waited for the silent one, and has gone on without it
+    assert after.supervisor_pid != before.supervisor_pid
+    until(lambda: runtime.describe().counts.get("sweeps", 0) > 0, 60)
+    assert len(noted("stall")) == 1
+    (folder / "gate-clock").unlink()
+    assert receipt.result(timeout=60).outcome == "completed"
+    assert len(noted("stall")) == 1
+    assert runtime.submission(receipt.submission_id).attempts == 1
+    check(runtime)
+
+
 @pytest.mark.requirement("DUR-014")
 def test_a_process_is_drained_and_its_work_goes_on_without_a_charge(start: Start, folder: Path) -> None:
     """F3 on Ray: a planned replacement uses no budget, and no finished tool runs again."""

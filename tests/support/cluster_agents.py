@@ -77,21 +77,30 @@ async def cling(ctx: ToolContext, item: str) -> str:
     return "held on"
 
 
+@tool(effect="idempotent")
+async def stall(ctx: ToolContext, item: str) -> str:
+    """Hold up the event loop of its process while the gate is closed: alive, and silent."""
+    note("stall", f"{ctx.call_id} {os.getpid()}")
+    while (folder() / f"gate-{item}").exists():
+        time.sleep(0.01)  # noqa: ASYNC251
+    return "went on"
+
+
 def answer(request: ModelRequest) -> object:
-    """ "look X", "charge X", "refund X" and "cling X" call a tool, its result is told, anything else is echoed."""
+    """A verb and an item, "look X", call the verb's tool; its result is told, and anything else is echoed."""
     note("model", f"{request.conversation_id} {request.queue_sequence} {request.turn} {os.getpid()}")
     last = request.messages[-1]
     if last["role"] == "tool":
         return f"the result is {last['content']}"
     verb, _, item = str(last["content"]).partition(" ")
-    name = {"look": "look_up", "charge": "charge", "refund": "refund", "cling": "cling"}.get(verb)
+    name = {"look": "look_up", "charge": "charge", "refund": "refund", "cling": "cling", "stall": "stall"}.get(verb)
     if name is None:
         return f"you said {last['content']}"
     call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": f'{{"item": "{item}"}}'}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-tools = [look_up, charge, refund, cling]
+tools = [look_up, charge, refund, cling, stall]
 agents = [Agent(name="desk", model=FunctionModel(answer), tools=tools, instructions="Be brief.")]
 
 
