@@ -125,6 +125,10 @@ class SimulatedCrew:
         await self._world.network.travel()
         return [(self._member(process), process.host.resident()) for process in self._world.hosts()]
 
+    async def present(self) -> set[str]:
+        await self._world.network.travel()
+        return {process.host.owner_id for process in self._world.hosts()}
+
     async def until_death(self, member: Member) -> None:
         await asyncio.shield(member.handle.death)
         await self._world.network.travel()
