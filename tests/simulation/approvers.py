@@ -121,8 +121,14 @@ class Approver:
                         await self._answer(asked)
 
     async def _answer(self, asked: tuple[str, CallView]) -> None:
+        """Mostly yes; now and then the whole work is not wanted any more, with all that joined it meanwhile."""
         answer: Answer = "approved" if self._chance.random() < 0.7 else "denied"
         try:
-            await decide(self._world, self._client, asked, answer, "ann")
+            if self._chance.random() < (0.5 if self._world.auditor.joined_by_others(asked[0]) else 0.05):
+                await self._client.abort(asked[0], "not at all", "ann")
+            else:
+                await decide(self._world, self._client, asked, answer, "ann")
+        except Refused as error:
+            self._world.reached[f"abort_refused:{error.code}"] += 1
         except (StoreUnavailable, StoreFull, TimeoutError, NotFound, Lost):
             self._world.reached["no_answer:approver"] += 1

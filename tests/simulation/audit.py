@@ -324,6 +324,11 @@ class Auditor:
                     found.append((run.submission_id, call))
         return found
 
+    def joined_by_others(self, submission_id: str) -> bool:
+        """Whether other submissions are to settle with this one."""
+        rows = (row for known in self._known.values() for row in known.rows.values())
+        return any(row.host_id == submission_id and row.state is State.JOINED for row in rows)
+
     async def next_request(self, conversation_id: str) -> None:
         """Wait until an approval is asked for there."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
