@@ -142,7 +142,7 @@ def test_a_replay_goes_on_while_nodes_are_killed(tmp_path: Path) -> None:
     """K26 by the command line: `--chaos node` starts two nodes, kills one and starts another in its place."""
     program = [sys.executable, "-c", "from laneway.cluster.cli import main; main()"]
     command = [*program, "replay", str(recordings(tmp_path / "in.jsonl")), "--json"]
-    more = ["--store", "s.duckdb", "--concurrency", "8", "--delay", "1", "--kill-every", "3", "--chaos", "node"]
+    more = ["--store", "s.duckdb", "--concurrency", "8", "--delay", "1.5", "--kill-every", "5", "--chaos", "node"]
     done = subprocess.run(
         [*command, *more],
         capture_output=True,
