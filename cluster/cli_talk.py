@@ -63,7 +63,7 @@ def submit(
     text: Text,
     agent: Annotated[
         str | None,
-        typer.Option("--agent", help="Who answers; needed where the runtime has several.", show_default=False),
+        typer.Option("--agent", help="Who answers; left out, who began, or the only agent.", show_default=False),
     ] = None,
     key: Key = None,
     principal: Principal = "anonymous",

@@ -25,7 +25,7 @@ from ..storage.ledger import Receipt, Row, State
 from ..storage.projection import ConversationView, chat_messages
 from ..storage.readback import owner_is_live, wall_clock_ms
 from ..storage.readback import records_of as checked_records
-from ..storage.records import AnyRecord, decode_records, tag_of
+from ..storage.records import AnyRecord, ConversationCreated, decode_records, tag_of
 from .backend import Backend, Host, HostGone
 from .looks import open_rows, quarantined
 
@@ -170,6 +170,15 @@ class Client:
             if not page.more:
                 return found
             after = found[-1].last_sequence
+
+    async def agent_of(self, conversation_id: str) -> str | None:
+        """The agent that the conversation began with, None for a new one. It never changes, so keys stay good."""
+        page: LogPage = await self.backend.read("read_log", conversation_id, 0, 1)
+        for _, record in records_of(list(page.batches)):
+            if isinstance(record, ConversationCreated):
+                return record.agent
+        rows = await self.rows(conversation_id, None, 1)
+        return rows[0].agent if rows else None  # what was admitted has not begun yet
 
     async def log(self, conversation_id: str, after: int = 0) -> list[tuple[int, AnyRecord]]:
         """All records behind `after` with their sequence."""

@@ -112,9 +112,10 @@ class Conversation:
     async def _submit(
         self, content: object, idempotency_key: str | None, principal: str, message_keys: dict[str, Any] | None
     ) -> Receipt:
-        agent = self.agent or await self._runtime.only_agent()
+        if self.agent is None:  # asked once a handle
+            self.agent = await self._runtime.client.agent_of(self.id) or await self._runtime.only_agent()
         admission = check_admission(
-            agent=agent,
+            agent=self.agent,
             content=content,
             idempotency_key=idempotency_key,
             principal=principal,
@@ -232,7 +233,10 @@ class Runtime:
             raise
 
     def conversation(self, conversation_id: str, agent: str | None = None) -> Conversation:
-        """A handle; nothing is stored before the first submit. `agent` may be left out where there is only one."""
+        """A handle; nothing is stored before the first submit.
+
+        `agent` may be left out where there is only one, and in a conversation that exists: who began it goes on.
+        """
         check_text(conversation_id, "conversation_id", length_max=self.client.backend.limits.id_length_max)
         return Conversation(self, conversation_id, agent)
 

@@ -353,3 +353,20 @@ async def test_a_run_is_steered_and_joined() -> None:
 def test_a_runtime_without_agents_says_so() -> None:
     with laneway.local([]) as runtime, pytest.raises(InvalidInput, match="this runtime has no agents"):
         runtime.conversation("order-42").submit("hello")
+
+
+def test_a_conversation_goes_on_with_who_began_it() -> None:
+    """A new conversation has to name one of several agents; one that exists remembers who began it."""
+
+    def named(name: str) -> Agent:
+        return Agent(name=name, model=FunctionModel(lambda request: name))
+
+    with laneway.local([named("one"), named("two")]) as runtime:
+        with pytest.raises(InvalidInput, match="name the agent"):
+            runtime.conversation("c").submit("hello")
+        assert runtime.conversation("c", agent="two").submit("hello").result(timeout=10).text == "two"
+        assert runtime.conversation("c").submit("and now?").result(timeout=10).text == "two"
+        assert runtime.conversation("c", agent="one").submit("and you?").result(timeout=10).text == "one"
+        again = runtime.conversation("c").submit("who now?", idempotency_key="k")
+        assert again.result(timeout=10).text == "two"
+        assert runtime.conversation("c").submit("who now?", idempotency_key="k").replayed
