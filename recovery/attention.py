@@ -28,14 +28,18 @@ def attention(rows: Iterable[ControlRow], now_ms: int, decided: str | None = Non
     The second value is what to hand over with the next page.
     """
     needed: dict[str, None] = {}
+    at_work: str | None = None  # the conversation whose head has a live owner
     for row in rows:
         if row.quarantined:
             continue
         if owes_abort(row) or _hides_abort(row):
             needed[row.conversation_id] = None
+        if row.conversation_id == decided and row.state is State.JOINED and row.conversation_id != at_work:
+            needed[row.conversation_id] = None  # its host may have ended: it is closed before the head has its turn
         if row.conversation_id == decided or (row.state is State.UNKNOWN and row.parked):
             continue
         decided = row.conversation_id
+        at_work = decided if row.owner_live else at_work
         claimable = row.state in CLAIMABLE or row.state in (State.ADMITTED, State.JOINING, State.JOINED)
         if row.state is State.SUSPENDED:
             claimable = row.not_before_ms > 0  # an approval that nobody decided in time

@@ -252,6 +252,8 @@ class Auditor:
         if row.attempt_id is None or row.attempt_id == attempt_before:
             return
         _require(row.epoch > epoch_before, f"a claim got epoch {row.epoch} after epoch {epoch_before} (DUR-006)")
+        if row.state is State.JOINED:
+            return  # it ran in its host's run, and is closed behind that
         for other in rows.values():
             if other.queue_sequence >= row.queue_sequence or other.settled or other.parked:
                 continue

@@ -12,6 +12,7 @@ from simulation import faults
 
 from laneway.actors import deliveries, sweep
 from laneway.actors.lane import calls, joining, steps, turn
+from laneway.recovery import classify
 from laneway.recovery.classify import Decision
 from laneway.storage import machine, moves_log, moves_outcome, moves_queue
 from laneway.storage.commands import Append, Finalize, Moved, ReserveSettlement, Resume, RevertJoining
@@ -76,7 +77,7 @@ def _same_epoch() -> Any:
 
 def _blind_replay() -> Any:
     """An uncertain call without a result simply runs again."""
-    return mock.patch.object(turn, "is_uncertain", return_value=False)
+    return mock.patch.object(classify, "is_uncertain", return_value=False)
 
 
 def _admitted_twice() -> Any:

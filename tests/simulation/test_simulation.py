@@ -38,6 +38,7 @@ DECISIONS = (
     "resume_turn",
     "revert_joining",
     "settle_aborted",
+    "settle_proven",
     "settle_with_host",
 )
 """What recovery decides somewhere in these seeds, and records."""

@@ -183,6 +183,15 @@ def test_pages_give_what_the_whole_scan_gives() -> None:
         assert "c2" not in found
 
 
+@pytest.mark.requirement("DUR-016")
+def test_what_joined_an_ended_run_is_closed_before_the_head_has_its_turn() -> None:
+    """Steering passes its queue: the host may have ended while an earlier submission waits for a person."""
+    joined = control(State.JOINED, 2)
+    assert conversations_in_need([control(State.SUSPENDED, 1), joined], 10) == ["c"]
+    assert conversations_in_need([control(State.RUNNING, 1, owner_live=True), joined], 10) == []
+    assert conversations_in_need([control(State.SUSPENDED, 1), control(State.READY, 2)], 10) == []
+
+
 # --- alerts ----------------------------------------------------------------------------------------------------------
 
 
