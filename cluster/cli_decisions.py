@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..storage.errors import InvalidInput
-from .cli_options import Address, Json, Local, LocalAgents, LocalStore, Namespace, StorePath, reading, working
+from .cli_options import (
+    Address,
+    Json,
+    Local,
+    LocalAgents,
+    LocalStore,
+    Namespace,
+    StorePath,
+    SubmissionId,
+    reading,
+    require_submission,
+    working,
+)
 from .cli_output import print_json, printable, reporting, time_of
 
 if TYPE_CHECKING:
@@ -16,7 +28,6 @@ if TYPE_CHECKING:
 
 _ARGUMENTS_SHOWN = 2_000  # enough to decide on; the whole text stands in `laneway log` and in --json
 
-Submission = Annotated[str, typer.Argument(metavar="SUBMISSION", help="The submission's id.", show_default=False)]
 Author = Annotated[str, typer.Option("--author", help="Who decides; it is recorded.", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it is recorded.")]
 Which = Annotated[
@@ -40,7 +51,7 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    submission: Submission,
+    submission: SubmissionId,
     as_json: Json = False,
     store: StorePath = None,
     namespace: Namespace = None,
@@ -55,16 +66,16 @@ def explain(
       laneway explain sub_0198...
     """
     with reading(namespace, address, store) as runtime:
-        told = runtime.explain(_named(submission))
+        told = runtime.explain(require_submission(submission))
     if as_json:
-        print_json(_as_dict(told))
+        print_json(told)
     else:
         for line in _lines(told):
             print(printable(line))
 
 
 def approve(
-    submission: Submission,
+    submission: SubmissionId,
     author: Author,
     approval: Which = None,
     every: Annotated[bool, typer.Option("--all", help="Every open approval of the submission.")] = False,
@@ -92,7 +103,7 @@ def approve(
 
 
 def deny(
-    submission: Submission,
+    submission: SubmissionId,
     author: Author,
     approval: Which = None,
     every: Annotated[bool, typer.Option("--all", help="Every open approval of the submission.")] = False,
@@ -119,7 +130,7 @@ def deny(
 
 
 def resolve(
-    submission: Submission,
+    submission: SubmissionId,
     resolution: Annotated[
         str,
         typer.Argument(
@@ -168,7 +179,7 @@ def resolve(
     value = _json_of(result)
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         moved = runtime.resolve_unknown(
-            _named(submission),
+            require_submission(submission),
             resolution,  # pyright: ignore[reportArgumentType]: checked there, with a message that names what is allowed
             call_id=call,
             result=value,
@@ -193,7 +204,7 @@ def _decide(
     reason: str,
     digest: str | None,
 ) -> list[dict[str, Any]]:
-    _named(submission)
+    require_submission(submission)
     if every and approval is not None:
         raise InvalidInput("name one approval, or take --all", field="approval")
     names: list[str | None] = [approval]
@@ -228,12 +239,6 @@ def _print_decided(decided: list[dict[str, Any]], as_json: bool) -> None:
         )
 
 
-def _named(submission: str) -> str:
-    if not submission:
-        raise InvalidInput("submission must not be empty", field="submission")
-    return submission
-
-
 def _json_of(text: str | None) -> Any:
     if text is None:
         return None
@@ -241,12 +246,6 @@ def _json_of(text: str | None) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise InvalidInput(f"result must be JSON: {error}", field="result") from error
-
-
-def _as_dict(told: Explanation) -> dict[str, Any]:
-    import msgspec
-
-    return msgspec.to_builtins(told)
 
 
 def _lines(told: Explanation) -> list[str]:

@@ -6,17 +6,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..storage.errors import InvalidInput
-from .cli_options import Address, Json, Local, LocalAgents, LocalStore, Namespace, StorePath, reading, running, working
+from .cli_options import (
+    Address,
+    ConversationId,
+    Json,
+    Local,
+    LocalAgents,
+    LocalStore,
+    Namespace,
+    StorePath,
+    SubmissionId,
+    reading,
+    require_submission,
+    running,
+    working,
+)
 from .cli_output import print_json, print_table, printable, reporting, time_of
 
 if TYPE_CHECKING:
-    from ..recovery.obligations import Obligation
     from ..storage.contract import DeadLetter, Quarantine
 
 Author = Annotated[str, typer.Option("--author", help="Who acts; it is recorded.", show_default=False)]
-Conversation = Annotated[str, typer.Argument(metavar="CONVERSATION", help="The conversation's id.", show_default=False)]
-
 _QUARANTINE_HELP = """Conversations that nobody runs: list, add, release.
 
 A lane sets its conversation aside by itself when what is stored cannot be read, has no decision, or fails again and
@@ -58,7 +68,7 @@ def obligations(
     with reading(namespace, address, store) as runtime:
         found = runtime.obligations(overdue_s=overdue, limit=limit)
     if as_json:
-        print_json([_obligation(item) for item in found])
+        print_json(found)
         return
     print_table(
         ("submission", "conversation", "#", "state", "open", "waits for", "why"),
@@ -126,7 +136,7 @@ def dead_letters(
 
 
 def retry(
-    submission: Annotated[str, typer.Argument(metavar="SUBMISSION", help="The submission's id.", show_default=False)],
+    submission: SubmissionId,
     author: Author,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is recorded.")] = "",
     as_json: Json = False,
@@ -146,8 +156,7 @@ def retry(
     Example:
       laneway retry sub_0198... --author ann --reason "the provider is back"
     """
-    if not submission:
-        raise InvalidInput("submission must not be empty", field="submission")
+    require_submission(submission)
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         receipt = runtime.retry(submission, author=author, reason=reason)
     if as_json:
@@ -211,7 +220,7 @@ def quarantine_list(
 
 
 def quarantine_add(
-    conversation: Conversation,
+    conversation: ConversationId,
     author: Author,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is recorded.", show_default=False)],
     as_json: Json = False,
@@ -239,7 +248,7 @@ def quarantine_add(
 
 
 def quarantine_release(
-    conversation: Conversation,
+    conversation: ConversationId,
     author: Author,
     as_json: Json = False,
     namespace: Namespace = None,
@@ -263,12 +272,6 @@ def quarantine_release(
 
 
 # --- values for programs ---------------------------------------------------------------------------------------------
-
-
-def _obligation(item: Obligation) -> dict[str, Any]:
-    import msgspec
-
-    return msgspec.to_builtins(item)
 
 
 def _letter(letter: DeadLetter) -> dict[str, Any]:

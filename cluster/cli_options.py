@@ -52,6 +52,7 @@ LocalAgents = Annotated[
     str | None,
     typer.Option("--agents", metavar="MODULE:NAME", help="With --local: the agents that run.", show_default=False),
 ]
+SubmissionId = Annotated[str, typer.Argument(metavar="SUBMISSION", help="The submission's id.", show_default=False)]
 ConversationId = Annotated[
     str, typer.Argument(metavar="CONVERSATION", help="The conversation's id.", show_default=False)
 ]
@@ -145,6 +146,13 @@ def require_conversation(runtime: Runtime, conversation_id: str) -> None:
     conversation = runtime.conversation(conversation_id)
     if not runtime.submissions(conversation=conversation.id, limit=1):
         raise NotFound(f"nothing was ever submitted to conversation {conversation_id}", conversation_id=conversation_id)
+
+
+def require_submission(submission_id: str) -> str:
+    """The id itself. Raises: InvalidInput with field "submission" for none at all."""
+    if not submission_id:
+        raise InvalidInput("submission must not be empty", field="submission")
+    return submission_id
 
 
 def store_name(info: dict[str, Any]) -> str:

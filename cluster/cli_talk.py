@@ -19,8 +19,10 @@ from .cli_options import (
     LocalStore,
     Namespace,
     StorePath,
+    SubmissionId,
     reading,
     require_conversation,
+    require_submission,
     working,
 )
 from .cli_output import FAILED, print_json, printable, reporting, say, time_of
@@ -199,7 +201,7 @@ def watch(
 
 
 def abort(
-    submission: Annotated[str, typer.Argument(metavar="SUBMISSION", help="The submission's id.", show_default=False)],
+    submission: SubmissionId,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is recorded.")] = "",
     author: Annotated[str, typer.Option("--author", help="Who asks; it is recorded.")] = "anonymous",
     as_json: Json = False,
@@ -217,8 +219,7 @@ def abort(
     Example:
       laneway abort sub_0198... --reason "asked twice" --author alice
     """
-    if not submission:
-        raise InvalidInput("submission must not be empty", field="submission")
+    require_submission(submission)
     with working(namespace, address, local=local, agents=agents, store=store) as runtime:
         answer = runtime.abort(submission, reason=reason, author=author)
         state = runtime.submission(submission).state

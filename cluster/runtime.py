@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Literal, Self, TypeVar
 
 from ..actors.decisions import ApprovalDecision
-from ..actors.lane.values import Settlement
+from ..actors.lane.values import Admission, Settlement
 from ..recovery.convergence import Report
 from ..recovery.explain import Explanation
 from ..recovery.obligations import Obligation
@@ -114,14 +114,7 @@ class Conversation:
     ) -> Receipt:
         if self.agent is None:  # asked once a handle
             self.agent = await self._runtime.client.agent_of(self.id) or await self._runtime.only_agent()
-        admission = check_admission(
-            agent=self.agent,
-            content=content,
-            idempotency_key=idempotency_key,
-            principal=principal,
-            extra=message_keys,
-            limits=self._runtime.client.backend.limits,
-        )
+        admission = self._admission(self.agent, content, idempotency_key, principal, message_keys)
         return Receipt(self._runtime, await self._runtime.client.submit(self.id, admission))
 
     def steer(
@@ -157,16 +150,28 @@ class Conversation:
     async def _steer(
         self, content: object, idempotency_key: str | None, principal: str, message_keys: dict[str, Any] | None
     ) -> Receipt:
-        admission = check_admission(
-            agent="",
+        admission = self._admission("", content, idempotency_key, principal, message_keys, steering=True)
+        return Receipt(self._runtime, await self._runtime.client.steer(self.id, admission))
+
+    def _admission(
+        self,
+        agent: str,
+        content: object,
+        idempotency_key: str | None,
+        principal: str,
+        message_keys: dict[str, Any] | None,
+        *,
+        steering: bool = False,
+    ) -> Admission:
+        return check_admission(
+            agent=agent,
             content=content,
             idempotency_key=idempotency_key,
             principal=principal,
             extra=message_keys,
             limits=self._runtime.client.backend.limits,
-            steering=True,
+            steering=steering,
         )
-        return Receipt(self._runtime, await self._runtime.client.steer(self.id, admission))
 
     def log(self, after: int = 0) -> list[dict[str, Any]]:
         """Canonical records behind sequence `after`, as JSON values with their `sequence`."""

@@ -11,21 +11,15 @@ NOBODY_RUNS = frozenset({State.ADMITTED, State.READY, State.JOINING, State.SUSPE
 """States in which an abort settles the work at once, wherever it stands in its lane (Specification 13)."""
 
 
-def conversations_in_need(rows: Iterable[ControlRow], now_ms: int) -> list[str]:
+def attention(rows: Iterable[ControlRow], now_ms: int, decided: str | None = None) -> tuple[list[str], str | None]:
     """Conversations whose head can be claimed and has no live owner, was never made ready, or that owe an abort.
 
-    An abort of running work is told to its owner, who may not know yet.
+    An abort of running work is told to its owner, who may not know yet. A head that waits for a person, or for its
+    backoff, needs nobody, and nobody may look after a quarantined conversation.
 
-    `rows` come ordered by (conversation, queue sequence), as the scan gives them; so does the answer. A head that waits
-    for a person, or for its backoff, needs nobody, and nobody may look after a quarantined conversation.
-    """
-    return attention(rows, now_ms)[0]
-
-
-def attention(rows: Iterable[ControlRow], now_ms: int, decided: str | None = None) -> tuple[list[str], str | None]:
-    """The same for one page of a scan: `decided` is the conversation whose head stood in an earlier page.
-
-    The second value is what to hand over with the next page.
+    `rows` come ordered by (conversation, queue sequence), as the scan gives them, page by page; so does the answer.
+    `decided` is the conversation whose head stood in an earlier page, and the second value what to hand over with the
+    next one.
     """
     needed: dict[str, None] = {}
     at_work: str | None = None  # the conversation whose head has a live owner

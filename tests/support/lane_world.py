@@ -23,7 +23,7 @@ from laneway.agents.protocol import Delta
 from laneway.agents.registry import Registry
 from laneway.cluster.client import records_of
 from laneway.cluster.inputs import check_admission
-from laneway.recovery.attention import conversations_in_need
+from laneway.recovery.attention import attention
 from laneway.recovery.convergence import Report
 from laneway.storage.commands import Accepted, Answer, ResolveUnknown, Unit
 from laneway.storage.contract import Store
@@ -271,7 +271,7 @@ class Process:
     async def recover(self) -> None:
         """What a supervisor's sweep does."""
         rows = self.world.store.scan_nonterminal().rows
-        await self.host.activate(conversations_in_need(rows, self.world.clock()))
+        await self.host.activate(attention(rows, self.world.clock())[0])
 
     async def at_rest(self, conversation: str = "c") -> None:
         """Wait until the lane of this process has nothing more to do."""
@@ -477,6 +477,14 @@ class Gate:
     def open(self) -> None:
         self._open.set()
         self._thread_open.set()
+
+
+async def _note(ctx: Any, arguments: dict[str, Any]) -> str:
+    return "noted"
+
+
+NOTE = Tool.raw("note", _note, effect="idempotent", version="1")
+"""A tool that may run again."""
 
 
 class Told:

@@ -23,13 +23,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.close()
 
 
-@pytest.fixture(params=["memory", "duckdb"])
-async def stored(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    world = World(request.param, tmp_path)
-    yield world
-    await world.close()
-
-
 def waiting(world: World, gate: Gate, name: str = "charge", effect: Any = "uncertain", **more: Any) -> Tool:
     async def wait(ctx: Any, arguments: dict[str, Any]) -> str:
         world.supplier.book(name, ctx.call_id)

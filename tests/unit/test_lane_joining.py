@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Process, Told, Trouble, World, call, calls
+from lane_world import NOTE, Process, Told, Trouble, World, call, calls
 from store_builders import admission
 
 from laneway import Tool
@@ -28,23 +27,6 @@ from laneway.storage.commands import (
 from laneway.storage.errors import ModelError, Refused
 from laneway.storage.ledger import Receipt, State
 from laneway.storage.records import InputRecorded, SubmissionSettled, encode_records
-
-MODES = [("memory", False), ("memory", True), ("duckdb", False), ("duckdb", True)]
-
-
-@pytest.fixture(params=MODES, ids=["memory", "memory-stepwise", "duckdb", "duckdb-stepwise"])
-async def setting(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[World, bool]]:
-    adapter, stepwise = request.param
-    world = World(adapter, tmp_path)
-    yield world, stepwise
-    await world.close()
-
-
-async def note(ctx: Any, arguments: dict[str, Any]) -> str:
-    return "noted"
-
-
-NOTE = Tool.raw("note", note, effect="idempotent", version="1")
 
 
 async def a_pair(process: Process, told: Told) -> tuple[Receipt, Receipt]:

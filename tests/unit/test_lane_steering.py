@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Told, World, call, calls
+from lane_world import NOTE, Told, World, call, calls
 
 from laneway import Tool
 from laneway.actors.lane import facts
@@ -16,23 +15,6 @@ from laneway.storage.commands import ClaimJoining
 from laneway.storage.errors import AdmissionConflict, Refused
 from laneway.storage.ledger import State
 from laneway.storage.records import InputRecorded
-
-MODES = [("memory", False), ("memory", True), ("duckdb", False), ("duckdb", True)]
-
-
-@pytest.fixture(params=MODES, ids=["memory", "memory-stepwise", "duckdb", "duckdb-stepwise"])
-async def setting(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[World, bool]]:
-    adapter, stepwise = request.param
-    world = World(adapter, tmp_path)
-    yield world, stepwise
-    await world.close()
-
-
-async def note(ctx: Any, arguments: dict[str, Any]) -> str:
-    return "noted"
-
-
-NOTE = Tool.raw("note", note, effect="idempotent", version="1")
 
 
 def inputs(world: World) -> list[InputRecorded]:

@@ -26,13 +26,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.close()
 
 
-@pytest.fixture(params=["memory", "duckdb"])
-async def stored(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    world = World(request.param, tmp_path)
-    yield world
-    await world.close()
-
-
 async def stubborn(gate: Gate) -> None:
     """Waits at the gate, whoever cancels."""
     while not gate._open.is_set():

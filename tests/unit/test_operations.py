@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_agents import until
 
 import laneway
 from laneway import Agent, FunctionModel, InvalidInput, LanewayError, ModelError, NotFound, Refused, Runtime, tool
@@ -52,13 +52,6 @@ def start(world: World, tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
     yield start_one
     for runtime in started:
         runtime.stop()
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def code_of(call: Callable[[], Any], kind: type[LanewayError] = Refused) -> str:

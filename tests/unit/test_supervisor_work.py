@@ -13,7 +13,7 @@ from lane_world import Gate, Script, Trouble, World, agent_of, until
 from local_crew import LocalCrew, a_supervisor, control
 
 from laneway.agents.authority import Act
-from laneway.recovery.attention import conversations_in_need
+from laneway.recovery.attention import attention
 from laneway.storage.contract import ControlRow
 from laneway.storage.errors import Refused
 from laneway.storage.ledger import CLAIMABLE, State
@@ -307,8 +307,8 @@ async def test_a_process_that_does_not_start_is_tried_again(world: World) -> Non
 @pytest.mark.parametrize("state", [state for state in State if state is not State.PROPOSED])
 def test_which_heads_need_somebody(state: State) -> None:
     expected = ["c"] if state in {*CLAIMABLE, State.ADMITTED, State.JOINING, State.JOINED} else []
-    assert conversations_in_need([control(state)], 10) == expected
-    assert conversations_in_need([control(state, owner_live=True)], 10) == []
+    assert attention([control(state)], 10)[0] == expected
+    assert attention([control(state, owner_live=True)], 10)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -332,4 +332,4 @@ def test_which_heads_need_somebody(state: State) -> None:
     ],
 )
 def test_which_lanes_need_somebody(rows: list[ControlRow], expected: list[str]) -> None:
-    assert conversations_in_need(rows, 10) == expected
+    assert attention(rows, 10)[0] == expected

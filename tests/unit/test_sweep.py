@@ -20,7 +20,7 @@ from store_builders import Conversation
 from laneway.actors.store_client import StoreClient
 from laneway.actors.sweep import Sweep
 from laneway.recovery.alerts import Alerts, AlertSettings
-from laneway.recovery.attention import attention, conversations_in_need
+from laneway.recovery.attention import attention
 from laneway.storage.commands import MarkUnknown
 from laneway.storage.contract import ControlRow
 from laneway.storage.errors import LanewayError
@@ -179,7 +179,7 @@ def test_pages_give_what_the_whole_scan_gives() -> None:
         for start in range(0, len(rows), size):
             needed, decided = attention(rows[start : start + size], 10, decided)
             found |= dict.fromkeys(needed)
-        assert list(found) == conversations_in_need(rows, 10)
+        assert list(found) == attention(rows, 10)[0]
         assert "c2" not in found
 
 
@@ -187,9 +187,9 @@ def test_pages_give_what_the_whole_scan_gives() -> None:
 def test_what_joined_an_ended_run_is_closed_before_the_head_has_its_turn() -> None:
     """Steering passes its queue: the host may have ended while an earlier submission waits for a person."""
     joined = control(State.JOINED, 2)
-    assert conversations_in_need([control(State.SUSPENDED, 1), joined], 10) == ["c"]
-    assert conversations_in_need([control(State.RUNNING, 1, owner_live=True), joined], 10) == []
-    assert conversations_in_need([control(State.SUSPENDED, 1), control(State.READY, 2)], 10) == []
+    assert attention([control(State.SUSPENDED, 1), joined], 10)[0] == ["c"]
+    assert attention([control(State.RUNNING, 1, owner_live=True), joined], 10)[0] == []
+    assert attention([control(State.SUSPENDED, 1), control(State.READY, 2)], 10)[0] == []
 
 
 # --- alerts ----------------------------------------------------------------------------------------------------------
