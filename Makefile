@@ -41,8 +41,8 @@ help: ## List the targets
 demo: $(VENV)/.runtime ## Install Laneway into .venv and run its demonstration
 	$(VENV)/bin/laneway demo
 
-test: $(TEST_READY) ## Run all tests, and see that each requirement has one
-	$(TEST_PYTHON) -m pytest $(or $(ARGS),--traced=all)
+test: $(TEST_READY) ## Run all tests in two processes, and see that each requirement has one
+	$(TEST_PYTHON) -m pytest $(or $(ARGS),--traced=all -n 2 --dist loadgroup)
 
 simulate: $(TEST_READY) ## Run many seeds of the simulation, or one and tell what happens in it
 	PYTHONHASHSEED=0 $(TEST_PYTHON) tests/simulation/run.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)

@@ -1,4 +1,4 @@
-"""What all tests share: `--traced`, and a unit suite that cannot start Ray."""
+"""What all tests share: `--traced`, one process for all that starts Ray, and a unit suite that cannot start it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 UNIT = Path(__file__).parent / "unit"
+CLUSTER = Path(__file__).parent / "cluster"
 LANES = (UNIT, Path(__file__).parent / "crash")
 
 ALL = tuple(f"DUR-{number:03}" for number in range(1, 18))
@@ -29,9 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Count marked tests before anything is deselected; a test that is always skipped proves nothing."""
+    """Count marked tests before anything is deselected; a test that is always skipped proves nothing.
+
+    Among several processes (`-n 2`), one takes all tests of `tests/cluster`: they mostly wait for the one Ray they share.
+    """
     counts = Counter[str]()
     for item in items:
+        if CLUSTER in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("ray"))
         named = {name for marker in item.iter_markers("requirement") for name in marker.args}
         unknown = named.difference(ALL)
         if unknown:
@@ -39,6 +45,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("skip") is None:
             counts.update(named)
     config.stash[TESTS_PER_REQUIREMENT] = counts
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["tests_per_requirement"] = dict(counts)
+
+
+class CountsOfWorkers:
+    """Each worker collects everything; the process that reports collects nothing and takes their counts."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        counts = getattr(node, "workeroutput", {}).get("tests_per_requirement")
+        if counts is not None:
+            node.config.stash[TESTS_PER_REQUIREMENT] = Counter(counts)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CountsOfWorkers())
 
 
 def _untested(config: pytest.Config) -> list[str]:
