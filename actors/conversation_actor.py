@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
@@ -15,6 +16,7 @@ from ..storage.commands import AbortAnswer, Decided, Moved
 from ..storage.contract import Quarantine
 from ..storage.ids import derive_id, new_id
 from ..storage.ledger import Receipt
+from .channel import ChannelAddress, ChannelServer
 from .decisions import Decision
 from .host import LaneHost, Poll
 from .lane.feed import Cursor
@@ -22,13 +24,25 @@ from .lane.settings import LaneSettings
 from .lane.values import Admission, Settlement
 from .operations import Operation
 from .quiet import quiet_process
-from .ray_calls import RayLink, actor_class, answering, from_pickle, kept_agents, node_id
+from .ray_calls import actor_class, answering, from_pickle, kept_agents, node_address, node_id, store_link
 
 
 def owner_of(name: str) -> str:
     """The owner id of the process of that name: a name is one process, so whom Ray still lists can be told from the
     owners that the store knows, whether or not they answer."""
     return derive_id("own", name)
+
+
+CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "submit": LaneHost.submit,
+    "steer": LaneHost.steer,
+    "settlement": LaneHost.settlement,
+    "poll": LaneHost.poll,
+    "abort": LaneHost.abort,
+    "operate": LaneHost.operate,
+    "decide": LaneHost.decide,
+}
+"""What a channel carries: the calls of a runtime's clients."""
 
 
 class ConversationActor:
@@ -40,9 +54,11 @@ class ConversationActor:
         name = ray.get_runtime_context().get_actor_name()
         registry = Registry(*from_pickle(kept_agents(namespace)))
         owner_id = owner_of(name) if name else new_id("own")
-        self._host = LaneHost(RayLink(store), registry, settings, owner_id=owner_id)
+        self._host = LaneHost(store_link(store), registry, settings, owner_id=owner_id)
         self._ended = asyncio.Event()
         self._started: asyncio.Task[None] | None = None
+        self._server = ChannelServer(self._carry_out)
+        self._served: asyncio.Task[ChannelAddress] | None = None
 
     async def start(self) -> tuple[str, int]:
         """Take the lease, once however often it is asked; the owner's id and the process's pid.
@@ -64,6 +80,15 @@ class ConversationActor:
     async def until_end(self) -> None:
         """Stays pending while the process lives: its failure is how a death is noticed."""
         await self._ended.wait()
+
+    async def channel(self) -> ChannelAddress:
+        """Where this process serves its channel; the secret goes to whom Ray lets in."""
+        if self._served is None:
+            self._served = asyncio.get_running_loop().create_task(self._server.start(node_address()))
+        return await self._served
+
+    async def _carry_out(self, method: str, args: tuple[Any, ...]) -> Any:
+        return await CALLS[method](self._host, *args)
 
     @answering
     async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
@@ -113,6 +138,7 @@ class ConversationActor:
     async def close(self) -> None:
         """Release the lanes at safe boundaries and give the lease back."""
         await self._host.close()
+        self._server.close()
         self._ended.set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 
 from ..storage.errors import StoreUnavailable
@@ -18,12 +19,14 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._last: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()  # calls over Ray and over channels arrive in threads of their own
 
     def take(self, sender: str, number: int) -> None:
         """Let the call through, or refuse it. Raises: StoreUnavailable with code "superseded"."""
-        if number <= self._last.get(sender, 0):
-            raise StoreUnavailable(f"call {number} of {sender} came late or twice", code="superseded")
-        self._last[sender] = number
-        self._last.move_to_end(sender)
-        while len(self._last) > _SENDERS_MAX:
-            self._last.popitem(last=False)
+        with self._lock:
+            if number <= self._last.get(sender, 0):
+                raise StoreUnavailable(f"call {number} of {sender} came late or twice", code="superseded")
+            self._last[sender] = number
+            self._last.move_to_end(sender)
+            while len(self._last) > _SENDERS_MAX:
+                self._last.popitem(last=False)

@@ -19,6 +19,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..storage.commands import Answer, Rejected, Unit, decode_answers, encode_units
 from ..storage.errors import LanewayError, NotFound, StoreUnavailable
 from ..storage.ids import new_id
+from .channel import ChannelAddress
+from .channel_link import ChannelLink
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -45,6 +47,12 @@ def named_actors(namespace: str) -> list[str]:
 def node_id() -> str:
     """The node that this process runs on."""
     return str(ray.get_runtime_context().get_node_id())
+
+
+def node_address() -> str:
+    """The address at which Ray reaches this node: where it listens, a channel may, too."""
+    address: Any = ray.util.get_node_ip_address()
+    return str(address)
 
 
 def nodes_alive() -> dict[str, float]:
@@ -138,10 +146,20 @@ class RayLink:
         self._sender = new_id("snd")
         self._numbers = itertools.count(1)
 
+    def next_call(self) -> tuple[str, int]:
+        """The sender, and the number of its next commit, whichever way that takes."""
+        return self._sender, next(self._numbers)
+
+    async def channel(self) -> ChannelAddress:
+        """Where the store's process serves its channel. Raises: StoreUnavailable."""
+        try:
+            return answered(await self._actor.channel.remote())
+        except RAY_FAILURES as error:
+            raise _unavailable(error) from error
+
     async def commit(self, units: list[Unit]) -> list[Answer]:
         try:
-            number = next(self._numbers)
-            data = answered(await self._actor.commit.remote(self._sender, number, encode_units(units)))
+            data = answered(await self._actor.commit.remote(*self.next_call(), encode_units(units)))
         except RAY_FAILURES as error:
             raise _unavailable(error) from error
         return decode_answers(data)
@@ -164,3 +182,9 @@ class RayLink:
 
 def _unavailable(error: BaseException) -> StoreUnavailable:
     return StoreUnavailable(f"the store's actor gives no answer: {type(error).__name__}")
+
+
+def store_link(actor: Any) -> ChannelLink:
+    """The store's actor over its channel, and over Ray's calls where that cannot be had."""
+    link = RayLink(actor)
+    return ChannelLink(link, link.channel)

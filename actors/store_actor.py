@@ -12,9 +12,11 @@ from ..storage.commands import decode_units, encode_answers
 from ..storage.contract import Store
 from ..storage.open_store import open_store
 from ..storage.values import Limits
+from .channel import ChannelAddress
 from .deliveries import Deliveries
 from .quiet import quiet_process
-from .ray_calls import actor_class, answering_blocking
+from .ray_calls import actor_class, answering_blocking, node_address
+from .store_service import StoreService
 
 
 class StoreActor:
@@ -28,8 +30,10 @@ class StoreActor:
         self._path = path
         self._limits = limits
         self._opening = threading.Lock()
+        self._serving = threading.Lock()
         self._opened: Store | None = None
         self._deliveries = Deliveries()
+        self._served: ChannelAddress | None = None
 
     @property
     def _store(self) -> Store:
@@ -50,6 +54,15 @@ class StoreActor:
     def call(self, method: str, *args: Any) -> Any:
         """Any other method of the contract."""
         return getattr(self._store, method)(*args)
+
+    @ray.method(concurrency_group="read")
+    @answering_blocking
+    def channel(self) -> ChannelAddress:
+        """Where this process serves its channel; the secret goes to whom Ray lets in."""
+        with self._serving:
+            if self._served is None:
+                self._served = StoreService(lambda: self._store, self._deliveries, node_address()).start()
+            return self._served
 
     @ray.method(concurrency_group="read")
     def pid(self) -> int:

@@ -21,7 +21,7 @@ from .conversation_actor import RemoteConversationActor, owner_of
 from .lane.settings import LaneSettings
 from .placement import emptiest_node
 from .quiet import quiet_process
-from .ray_calls import RAY_FAILURES, RayLink, actor_class, answered, answering, named_actors, nodes_alive, on_node
+from .ray_calls import RAY_FAILURES, actor_class, answered, answering, named_actors, nodes_alive, on_node, store_link
 from .supervisor import Member, Supervisor
 
 MEMBER_PREFIX = "conversations-"
@@ -184,7 +184,7 @@ class SupervisorActor:
         self._crew = RayCrew(plan, store)
         self._supervisor = Supervisor(
             self._crew,
-            RayLink(store),
+            store_link(store),
             max_actors=plan.max_actors,
             spare_actors=plan.spare_actors,
             strict=plan.lane.lanes_per_actor == 1,

@@ -17,19 +17,14 @@ import ray
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..actors.decisions import Decision
-from ..actors.host import Poll
-from ..actors.lane.feed import Cursor
-from ..actors.lane.values import Admission, Settlement
-from ..actors.operations import Operation
 from ..actors.ray_calls import (
     RAY_FAILURES,
-    RayLink,
     answered,
     drop_agents,
     keep_agents,
     named_actors,
     node_id,
+    store_link,
     to_pickle,
 )
 from ..actors.store_actor import RemoteStoreActor
@@ -38,12 +33,10 @@ from ..actors.supervisor_actor import RemoteSupervisorActor, RuntimePlan
 from ..agents.agent import Agent
 from ..agents.authority import Authorize
 from ..agents.registry import Registry
-from ..storage.commands import AbortAnswer, Decided, Moved
-from ..storage.contract import Quarantine
 from ..storage.errors import LanewayError, RuntimeUnreachable, StoreUnavailable
-from ..storage.ledger import Receipt
 from ..storage.values import DEFAULT_LIMITS, Limits
 from .backend import ActorInfo, Description, HostGone, quarantined_count
+from .ray_host import ANSWER_S, RayHost
 from .settings import Settings
 
 STORE_NAME = "store"
@@ -51,46 +44,6 @@ SUPERVISOR_NAME = "supervisor"
 _READ_PATIENCE_S = 60.0
 _STOP_ASKED_S = 10.0  # what a live supervisor needs to answer at all, beyond the grace that calls in flight get
 _NAMES_FREE_S = 15.0
-_ANSWER_S = 15.0  # longer than the store's restart; a process that is silent for longer has lost its lease
-
-
-class RayHost:
-    """One ConversationActor as the client calls it."""
-
-    def __init__(self, name: str, handle: Any) -> None:
-        self.name = name
-        self.handle = handle
-
-    async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
-        return await self._ask(_ANSWER_S, "submit", conversation_id, admission)
-
-    async def steer(self, conversation_id: str, admission: Admission) -> Receipt:
-        return await self._ask(_ANSWER_S, "steer", conversation_id, admission)
-
-    async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
-        return await self._ask(timeout_s + _ANSWER_S, "settlement", conversation_id, submission_id, timeout_s)
-
-    async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
-        return await self._ask(timeout_s + _ANSWER_S, "poll", conversation_id, cursor, timeout_s)
-
-    async def abort(
-        self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
-    ) -> AbortAnswer:
-        return await self._ask(_ANSWER_S, "abort", conversation_id, submission_id, abort_id, author, reason)
-
-    async def operate(self, conversation_id: str, operation: Operation) -> Receipt | Quarantine | None:
-        return await self._ask(_ANSWER_S, "operate", conversation_id, operation)
-
-    async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
-        return await self._ask(_ANSWER_S, "decide", conversation_id, decision)
-
-    async def _ask(self, within_s: float, method: str, *args: Any) -> Any:
-        """Call the actor. One that is silent for `within_s` counts as gone: the call is repeated under the same ids."""
-        try:
-            async with asyncio.timeout(within_s):
-                return answered(await getattr(self.handle, method).remote(*args))
-        except (TimeoutError, *RAY_FAILURES) as error:
-            raise HostGone(f"{self.name} does not answer: {type(error).__name__}") from error
 
 
 class RayBackend:
@@ -105,6 +58,7 @@ class RayBackend:
         self._store: Any = None
         self._reads: StoreClient | None = None
         self._hosts: dict[str, RayHost] = {}
+        self._places: dict[str, RayHost] = {}
         self._agent_names = plan.agent_names if plan is not None else None
 
     @classmethod
@@ -138,10 +92,13 @@ class RayBackend:
         else:
             self._supervisor = self._named(SUPERVISOR_NAME)
             self._store = self._named(STORE_NAME)
-        self._reads = StoreClient(RayLink(self._store), random.Random())
+        self._reads = StoreClient(store_link(self._store), random.Random())
 
     async def stop(self, *, shut_down: bool) -> None:
+        for host in self._hosts.values():
+            host.close()
         self._hosts.clear()
+        self._places.clear()
         if self._reads is not None:
             await self._reads.close()
         if not shut_down or self._supervisor is None:
@@ -163,18 +120,21 @@ class RayBackend:
         await _until(lambda: not named_actors(self._namespace), _NAMES_FREE_S)
 
     async def host_of(self, conversation_id: str) -> RayHost:
-        host = self._hosts.get(conversation_id)
+        host = self._places.get(conversation_id)
         if host is None:
             try:
                 name, handle = answered(await self._supervisor.locate.remote(conversation_id))
             except RAY_FAILURES as error:
                 raise HostGone(f"the supervisor does not answer: {type(error).__name__}") from error
-            host = self._hosts[conversation_id] = RayHost(name, handle)
+            host = self._hosts.get(name)
+            if host is None:
+                host = self._hosts[name] = RayHost(name, handle)
+            self._places[conversation_id] = host
         return host
 
     async def lost(self, conversation_id: str, host: Any) -> None:
-        if self._hosts.get(conversation_id) is host:
-            del self._hosts[conversation_id]
+        if self._places.get(conversation_id) is host:
+            del self._places[conversation_id]
 
     async def read(self, method: str, *args: Any) -> Any:
         assert self._reads is not None, "the runtime is not started"
@@ -192,7 +152,7 @@ class RayBackend:
     async def describe(self) -> Description:
         found = await self._ask_supervisor("describe")
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(ANSWER_S):
                 store_pid = await self._store.pid.remote()
         except (TimeoutError, *RAY_FAILURES):
             store_pid = None  # it is being started again
@@ -216,7 +176,7 @@ class RayBackend:
         deadline = time.monotonic() + _READ_PATIENCE_S
         while True:
             try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic()) + _ANSWER_S):
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic()) + ANSWER_S):
                     return answered(await getattr(self._supervisor, method).remote(*args))
             except (TimeoutError, *RAY_FAILURES) as error:
                 gone = isinstance(error, ActorDiedError)

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Count marked tests before anything is deselected; a test that is always skipped proves nothing.
 
-    Among several processes (`-n 2`), one takes all tests of `tests/cluster`: they mostly wait for the one Ray they share.
+    Among several processes (`-n 2`), one takes all of `tests/cluster`: they mostly wait for the one Ray they share.
     """
     counts = Counter[str]()
     for item in items:

@@ -316,7 +316,9 @@ def test_the_lane_reopens_when_every_call_is_covered(make: Maker, lane: Conversa
     )
 
 
-@pytest.mark.parametrize("result", [math.nan, math.inf, "\ud800", 2**64, {1: 2}, object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "result", [math.nan, math.inf, "\ud800", 2**64, {1: 2}, object()], ids=lambda value: type(value).__name__
+)
 def test_a_resolution_carries_a_json_value(lane: Conversation, result: object) -> None:
     """F25: NaN, lone surrogates and integers beyond 64 bits are refused, never changed in silence."""
     lane.start("sub_1")

@@ -1,0 +1,88 @@
+"""The store's side of its channel: what arrives while a commit is on its way is committed together by the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..storage.commands import Answer, Unit, decode_units, encode_answers
+from ..storage.contract import Store
+from ..storage.errors import LanewayError
+from .channel import ChannelAddress, ChannelServer
+from .deliveries import Deliveries
+from .event_loop import new_event_loop
+
+_GROUP_UNITS_MAX = 1024  # bounds one transaction to some ten milliseconds
+_READERS = 4
+
+_Call = tuple[list[Unit], asyncio.Future[list[Answer]]]
+
+
+class StoreService:
+    """Serves one store from a thread of its own.
+
+    Commits are made in the event loop itself: while one is written, the calls of others gather in their sockets, and
+    a commit of many units costs little more than one of a single unit.
+    """
+
+    def __init__(self, store: Callable[[], Store], deliveries: Deliveries, host: str) -> None:
+        self._store = store
+        self._deliveries = deliveries
+        self._host = host
+        self._waiting: list[_Call] = []
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="laneway-store-read")
+        self._server = ChannelServer(self._carry_out)
+        self._loop = new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="laneway-store-channel", daemon=True)
+
+    def start(self) -> ChannelAddress:
+        """Begin to serve, from this thread; where."""
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self._server.start(self._host), self._loop).result()
+
+    async def _carry_out(self, method: str, args: tuple[Any, ...]) -> Any:
+        if method == "commit":
+            sender, number, units = args
+            self._deliveries.take(sender, number)
+            return encode_answers(await self._commit(decode_units(units)))
+        name, given = args
+        return await self._loop.run_in_executor(self._readers, lambda: getattr(self._store(), name)(*given))
+
+    async def _commit(self, units: list[Unit]) -> list[Answer]:
+        future: asyncio.Future[list[Answer]] = self._loop.create_future()
+        if not self._waiting:
+            self._loop.call_soon(self._commit_waiting)  # behind all calls that have arrived by now
+        self._waiting.append((units, future))
+        return await future
+
+    def _commit_waiting(self) -> None:
+        count = units = 0
+        for given, _ in self._waiting:
+            units += len(given)
+            if count and units > _GROUP_UNITS_MAX:
+                break
+            count += 1
+        group, self._waiting = self._waiting[:count], self._waiting[count:]
+        if self._waiting:
+            self._loop.call_soon(self._commit_waiting)
+        self._commit_group(group)
+
+    def _commit_group(self, group: list[_Call]) -> None:
+        try:
+            answers = iter(self._store().commit([unit for given, _ in group for unit in given]))
+        except Exception as error:
+            if len(group) > 1 and not isinstance(error, LanewayError):
+                for call in group:  # a fault of one of them must not become the others'
+                    self._commit_group([call])
+                return
+            for _, future in group:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for given, future in group:
+            found = [next(answers) for _ in given]
+            if not future.done():
+                future.set_result(found)

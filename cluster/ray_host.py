@@ -1,0 +1,91 @@
+"""One ConversationActor as the client calls it: over its channel, or over Ray's calls where none can be had."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from ..actors.channel import Channel, ChannelAddress, ChannelLost
+from ..actors.decisions import Decision
+from ..actors.host import Poll
+from ..actors.lane.feed import Cursor
+from ..actors.lane.values import Admission, Settlement
+from ..actors.operations import Operation
+from ..actors.ray_calls import RAY_FAILURES, answered
+from ..storage.commands import AbortAnswer, Decided, Moved
+from ..storage.contract import Quarantine
+from ..storage.ledger import Receipt
+from .backend import HostGone
+
+ANSWER_S = 15.0  # longer than the store's restart; a process that is silent for longer has lost its lease
+_ANOTHER_TRY_S = 30.0  # a network that lets Ray through and no channel will not change soon
+_log = logging.getLogger("laneway.channel")
+
+
+class RayHost:
+    """A process that hosts lanes. Any call may raise HostGone, which says nothing of what became of it."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        self.name = name
+        self.handle = handle
+        self._channel: Channel | None = None
+        self._connecting = asyncio.Lock()
+        self._not_before = 0.0
+
+    async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
+        return await self._ask(ANSWER_S, "submit", conversation_id, admission)
+
+    async def steer(self, conversation_id: str, admission: Admission) -> Receipt:
+        return await self._ask(ANSWER_S, "steer", conversation_id, admission)
+
+    async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
+        return await self._ask(timeout_s + ANSWER_S, "settlement", conversation_id, submission_id, timeout_s)
+
+    async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
+        return await self._ask(timeout_s + ANSWER_S, "poll", conversation_id, cursor, timeout_s)
+
+    async def abort(
+        self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
+    ) -> AbortAnswer:
+        return await self._ask(ANSWER_S, "abort", conversation_id, submission_id, abort_id, author, reason)
+
+    async def operate(self, conversation_id: str, operation: Operation) -> Receipt | Quarantine | None:
+        return await self._ask(ANSWER_S, "operate", conversation_id, operation)
+
+    async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
+        return await self._ask(ANSWER_S, "decide", conversation_id, decision)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    async def _ask(self, within_s: float, method: str, *args: Any) -> Any:
+        """Call the actor. One that is silent for `within_s` counts as gone: the call is repeated under the same ids."""
+        try:
+            async with asyncio.timeout(within_s):
+                channel = self._channel
+                if channel is None or channel.lost:
+                    channel = await self._connected()
+                if channel is None:
+                    return answered(await getattr(self.handle, method).remote(*args))
+                return await channel.call(method, *args)
+        except (TimeoutError, ChannelLost, *RAY_FAILURES) as error:
+            raise HostGone(f"{self.name} does not answer: {type(error).__name__}") from error
+
+    async def _connected(self) -> Channel | None:
+        """The channel, made if there is none; None where it cannot be had now."""
+        async with self._connecting:
+            if self._channel is not None and not self._channel.lost:
+                return self._channel
+            if time.monotonic() < self._not_before:
+                return None
+            address: ChannelAddress = await self.handle.channel.remote()
+            try:
+                self._channel = await Channel.connect(address)
+            except ChannelLost as error:
+                _log.warning("calls go over Ray for %.0f s: %s", _ANOTHER_TRY_S, error)
+                self._not_before = time.monotonic() + _ANOTHER_TRY_S
+                return None
+            return self._channel
