@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import contextlib
 import hashlib
 import os
@@ -25,6 +25,8 @@ BatchId = NewType("BatchId", str)
 RecordId = NewType("RecordId", str)
 OwnerId = NewType("OwnerId", str)
 
+_encode = msgspec.json.Encoder().encode
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _DERIVED_BYTES = 15  # 120 bits, 20 characters: collisions stay out of reach for 10^15 ids
 
 
@@ -63,8 +65,8 @@ def derive_id(prefix: str, *parts: str | int) -> str:
 
     The parts are encoded as a JSON array, so ("a", "b:c") and ("a:b", "c") differ.
     """
-    digest = hashlib.sha256(msgspec.json.encode(parts)).digest()[:_DERIVED_BYTES]
-    return f"{prefix}_{base64.urlsafe_b64encode(digest).decode()}"
+    digest = hashlib.sha256(_encode(parts)).digest()[:_DERIVED_BYTES]
+    return f"{prefix}_{binascii.b2a_base64(digest, newline=False).translate(_URL_SAFE).decode()}"
 
 
 def new_token() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from .records import (
     AnyRecord,
@@ -34,18 +34,15 @@ class InputEntry:
     run_id: str | None = None
     begins: bool = False
     """Whether a run of its own began with it."""
-
-    @property
-    def complete(self) -> bool:
-        return True
+    complete: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
         """How many messages it is."""
         return 1
 
-    def messages(self) -> Iterator[dict[str, Any]]:
-        yield user_message(self.record)
+    def messages(self) -> list[dict[str, Any]]:
+        return [user_message(self.record)]
 
 
 @dataclass(slots=True)
@@ -59,6 +56,8 @@ class TurnEntry:
     """Calls without a result whose outcome nobody can prove."""
     ended: bool = False
     """Whether its run is over."""
+    _told: list[dict[str, Any]] | None = None
+    """Its messages, made once when it is complete: nothing of it changes any more, and each later prompt holds it."""
 
     @property
     def run_id(self) -> str:
@@ -80,8 +79,12 @@ class TurnEntry:
         """How many messages it is at most; an incomplete turn is none."""
         return 1 + len(self.response.tool_calls) if self.complete or self.parked else 0
 
-    def messages(self) -> Iterator[dict[str, Any]]:
-        yield from turn_messages(self)
+    def messages(self) -> list[dict[str, Any]]:
+        if not self.complete:
+            return list(turn_messages(self))
+        if self._told is None:
+            self._told = list(turn_messages(self))
+        return [_copied(message) for message in self._told]
 
 
 Entry = InputEntry | TurnEntry
@@ -167,13 +170,13 @@ class Prompt:
     @property
     def responses(self) -> int:
         """Complete responses of the conversation so far, the covered ones included."""
-        return self.covered_responses + sum(
-            isinstance(entry, TurnEntry) and entry.complete for entry in self.uncovered()
-        )
+        turns = [entry for entry in self.uncovered() if isinstance(entry, TurnEntry)]
+        return self.covered_responses + len([turn for turn in turns if turn.complete])
 
-    def uncovered(self) -> Iterator[Entry]:
+    def uncovered(self) -> list[Entry]:
         """The entries that no artifact stands for."""
-        return (entry for entry in self.entries if entry.sequence > self.covered)
+        covered = self.covered
+        return [entry for entry in self.entries if entry.sequence > covered]
 
     def messages(self, run_id: str) -> list[dict[str, Any]]:
         """The prompt for the next model call of a run, in OpenAI's chat format; valid for a provider.
@@ -194,7 +197,7 @@ class Prompt:
         self.covered_responses = record.covers_responses
         self.artifact = artifact_messages(record.artifact)
         if not self.whole:
-            self.entries = list(self.uncovered())
+            self.entries = self.uncovered()
             self._open = {call_id: turn for call_id, turn in self._open.items() if turn.sequence > self.covered}
             self.tail = max(self.tail, self.covered)
 
@@ -225,6 +228,15 @@ def artifact_messages(artifact: Any) -> list[dict[str, Any]]:
 
 def user_message(record: InputRecorded) -> dict[str, Any]:
     return {"role": "user", "content": record.content, **record.extra}
+
+
+def _copied(message: dict[str, Any]) -> dict[str, Any]:
+    """A message that a model's function may change: it is handed one of its own."""
+    copied = message.copy()
+    calls = copied.get("tool_calls")
+    if calls:
+        copied["tool_calls"] = [{**call, "function": {**call["function"]}} for call in calls]
+    return copied
 
 
 def tool_content(settled: ToolCallSettled) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from .errors import InvalidInput
 
 _encoder = msgspec.json.Encoder(order="sorted")
+_LONG_NUMBER = re.compile(rb"\d{19}")  # may be an integer that 64 bits cannot hold
 _INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1  # what the encoder and every reader of the store can hold
 
 
@@ -69,11 +71,23 @@ def check_json(value: object, field: str, *, bytes_max: int, depth_max: int) -> 
     Raises: InvalidInput for NaN and infinities, lone surrogates, integers that 64 bits cannot hold, keys that are no
     text, foreign types, nesting beyond `depth_max`, and more than `bytes_max` bytes of JSON.
     """
-    _check_value(value, field, depth_max, depth_max)
-    data = encode(value)
+    data = _plain(value, depth_max)
+    if data is None:
+        _check_value(value, field, depth_max, depth_max)
+        data = encode(value)
     if len(data) > bytes_max:
         raise InvalidInput(f"{field} has {len(data):,} bytes; the limit is {bytes_max:,}", field=field, limit=bytes_max)
     return data
+
+
+def _plain(value: object, depth_max: int) -> bytes | None:
+    """The JSON of a value that comes back as it went in and is not deep; None where a closer look has to tell."""
+    try:
+        data = encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # a surrogate that UTF-8 lacks is a ValueError
+        return None
+    shallow = data.count(b"{") + data.count(b"[") <= depth_max
+    return data if shallow and not _LONG_NUMBER.search(data) and decode(data) == value else None
 
 
 def _check_value(value: object, field: str, depth_left: int, depth_max: int) -> None:

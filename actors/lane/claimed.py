@@ -50,16 +50,16 @@ class Claimed:
     """The process is to end: no effect is begun any more."""
     stopped: bool = False
     """Effects in flight had their time: they are interrupted."""
+    run_id: str = field(init=False)
     _effects: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     _ended_at_drain: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    def __post_init__(self) -> None:
+        self.run_id = facts.run_id_of(self.row.submission_id)
 
     @property
     def submission_id(self) -> str:
         return self.row.submission_id
-
-    @property
-    def run_id(self) -> str:
-        return facts.run_id_of(self.row.submission_id)
 
     @property
     def run(self) -> RunView | None:
