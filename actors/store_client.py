@@ -20,6 +20,7 @@ from ..storage.ledger import Row
 _log = logging.getLogger("laneway.store")
 _RETRY_S = (0.05, 1.0)  # Ray needs about 2.4 s to start a store's process again; a longer pause would add to that
 _GROUP_UNITS_MAX = 512  # bounds one transaction to a few milliseconds
+_GATHER_ROUNDS = 4  # of the event loop: the lanes that one answer woke have their next units ready by then
 _T = TypeVar("_T")
 
 
@@ -125,6 +126,8 @@ class StoreClient:
     async def _send(self) -> None:
         try:
             while self._pending:
+                for _ in range(_GATHER_ROUNDS):
+                    await asyncio.sleep(0)
                 count = 1 if self._singly else _GROUP_UNITS_MAX
                 self._singly = max(0, self._singly - 1)
                 group, self._pending = self._pending[:count], self._pending[count:]

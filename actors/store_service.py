@@ -16,6 +16,8 @@ from .deliveries import Deliveries
 from .event_loop import new_event_loop
 
 _GROUP_UNITS_MAX = 1024  # bounds one transaction to some ten milliseconds
+_LINGER_S = 0.003
+_AT_WORK_S = 0.05
 _READERS = 4
 
 _Call = tuple[list[Unit], asyncio.Future[list[Answer]]]
@@ -33,6 +35,9 @@ class StoreService:
         self._deliveries = deliveries
         self._host = host
         self._waiting: list[_Call] = []
+        self._due: asyncio.TimerHandle | None = None
+        self._soon = False
+        self._heard: dict[str, float] = {}
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="laneway-store-read")
         self._server = ChannelServer(self._carry_out)
         self._loop = new_event_loop()
@@ -47,18 +52,39 @@ class StoreService:
         if method == "commit":
             sender, number, units = args
             self._deliveries.take(sender, number)
-            return encode_answers(await self._commit(decode_units(units)))
+            return encode_answers(await self._commit(sender, decode_units(units)))
         name, given = args
         return await self._loop.run_in_executor(self._readers, lambda: getattr(self._store(), name)(*given))
 
-    async def _commit(self, units: list[Unit]) -> list[Answer]:
+    def _expected(self, sender: str) -> int:
+        """How many senders are at work now, this one included."""
+        now = self._loop.time()
+        self._heard.pop(sender, None)
+        self._heard[sender] = now
+        for other, at in list(self._heard.items()):
+            if at > now - _AT_WORK_S:
+                break
+            del self._heard[other]
+        return len(self._heard)
+
+    async def _commit(self, sender: str, units: list[Unit]) -> list[Answer]:
         future: asyncio.Future[list[Answer]] = self._loop.create_future()
-        if not self._waiting:
-            self._loop.call_soon(self._commit_waiting)  # behind all calls that have arrived by now
         self._waiting.append((units, future))
+        if self._due is None:
+            self._due = self._loop.call_later(_LINGER_S, self._commit_waiting)
+        if len(self._waiting) >= self._expected(sender) and not self._soon:
+            self._soon = True
+            self._loop.call_soon(self._commit_waiting)  # behind all calls that have arrived by now
         return await future
 
     def _commit_waiting(self) -> None:
+        """Commit what waits: at once where as many senders wait as took part in the last commit, else a moment later."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._soon = False
+        if not self._waiting:
+            return
         count = units = 0
         for given, _ in self._waiting:
             units += len(given)
@@ -67,6 +93,7 @@ class StoreService:
             count += 1
         group, self._waiting = self._waiting[:count], self._waiting[count:]
         if self._waiting:
+            self._soon = True
             self._loop.call_soon(self._commit_waiting)
         self._commit_group(group)
 

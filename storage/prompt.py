@@ -84,7 +84,7 @@ class TurnEntry:
             return list(turn_messages(self))
         if self._told is None:
             self._told = list(turn_messages(self))
-        return [_copied(message) for message in self._told]
+        return [message.copy() for message in self._told]
 
 
 Entry = InputEntry | TurnEntry
@@ -228,15 +228,6 @@ def artifact_messages(artifact: Any) -> list[dict[str, Any]]:
 
 def user_message(record: InputRecorded) -> dict[str, Any]:
     return {"role": "user", "content": record.content, **record.extra}
-
-
-def _copied(message: dict[str, Any]) -> dict[str, Any]:
-    """A message that a model's function may change: it is handed one of its own."""
-    copied = message.copy()
-    calls = copied.get("tool_calls")
-    if calls:
-        copied["tool_calls"] = [{**call, "function": {**call["function"]}} for call in calls]
-    return copied
 
 
 def tool_content(settled: ToolCallSettled) -> Any:
