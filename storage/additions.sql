@@ -10,3 +10,8 @@ CREATE TABLE IF NOT EXISTS quarantine (
     released_by VARCHAR,
     released_at_ms BIGINT
 );
+
+-- In a file of a store of several shards: its number, from 0. How many there are stands in the manifest.
+CREATE TABLE IF NOT EXISTS shard (
+    position INTEGER NOT NULL
+);

@@ -92,6 +92,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     admitted_at_ms: int
     settled_at_ms: int | None
     kind: Literal["failed", "unknown"] = "failed"
+    changed_at_ms: int = 0
+    """When it was settled, or when its row changed last while it is open."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +115,8 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     rows: int
     body_bytes: int
+    shards: int = 1
+    """How many stores of that adapter these figures are of."""
 
 
 class Store(Protocol):
@@ -124,7 +128,7 @@ class Store(Protocol):
     """
 
     def commit(self, units: Sequence[Unit]) -> list[Answer]:
-        """Commit all acceptable units in one physical transaction; answer each on its own, in order.
+        """Commit all acceptable units in one physical transaction a shard; answer each on its own, in order.
 
         An answer is given after the commit. Raises: StoreUnavailable when the outcome is not known: repeat the same
         units; StoreFull when nothing was stored for want of space.

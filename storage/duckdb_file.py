@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 
 from .errors import InvalidInput, LanewayError, StoreBusy, StoreFull, StoreUnavailable
+from .sharding import UNSHARDED, Shard
 from .values import digest_of
 
 STORE_VERSION = 1
@@ -62,12 +63,19 @@ class DuckDBFile:
     """An open store file. Its root connection makes cursors and runs nothing itself.
 
     Raises: StoreBusy when another process or another store of this process holds the file, InvalidInput (codes
-    `not_a_store`, `schema_too_new`, `path_not_usable`) when it is none of ours, StoreFull, StoreUnavailable.
+    `not_a_store`, `schema_too_new`, `path_not_usable`, `shards_differ`, `shard_missing`) when it is none of ours or not
+    the one that is asked for, StoreFull, StoreUnavailable.
+
+    `make` lets a missing file be made; for one of several shards that is done once for all (`shard_files.make_shards`).
     """
 
-    def __init__(self, path: str, *, read_only: bool, now_ms: int) -> None:
+    def __init__(
+        self, path: str, *, read_only: bool, now_ms: int, shard: Shard = UNSHARDED, make: bool | None = None
+    ) -> None:
         self.path = path
         self._read_only = read_only
+        self._shard = shard
+        self._make = shard.of == 1 if make is None else make
         self._claim_path()
         try:
             self._root = self._connect()
@@ -112,6 +120,8 @@ class DuckDBFile:
             raise _unusable(self.path, f"there is no folder {folder}", "path_not_usable")
         if self._read_only and not Path(self._key).exists():
             raise _unusable(self.path, "there is no such file", "path_not_usable")
+        if not self._make and not Path(self._key).exists():
+            raise _unusable(self.path, f"the file of shard {self._shard.index} is not there", "shard_missing")
         try:
             return duckdb.connect(self.path, read_only=self._read_only, config=_SETTINGS)
         except duckdb.Error as error:
@@ -138,7 +148,7 @@ class DuckDBFile:
                 tables = cursor.execute("SELECT count(*) FROM duckdb_tables()").fetchone()
                 if tables != (0,) or self._read_only:
                     raise _unusable(self.path, "it is a DuckDB file, but no Laneway store", "not_a_store") from error
-                _create(cursor, now_ms)
+                _create(cursor, now_ms, self._shard)
             else:
                 self._check_manifest(cursor, found)
             cursor.execute("SET lock_configuration = true")
@@ -153,8 +163,7 @@ class DuckDBFile:
         version, shards, views_digest = found[0]
         if version > STORE_VERSION:
             raise _unusable(self.path, f"it has schema {version}; this program knows {STORE_VERSION}", "schema_too_new")
-        if shards != 1:
-            raise _unusable(self.path, f"it is one of {shards} shards", "shards_mismatch")
+        self._check_shard(cursor, shards)
         views = _sql("additions.sql") + _sql("views.sql")
         if views_digest != digest_of(views.encode()) and not self._read_only:
             cursor.begin()
@@ -162,13 +171,26 @@ class DuckDBFile:
             cursor.execute("UPDATE manifest SET views_digest = ?", [digest_of(views.encode())])
             cursor.commit()
 
+    def _check_shard(self, cursor: duckdb.DuckDBPyConnection, shards: int) -> None:
+        if shards == 1 == self._shard.of or (self._shard.of == 1 and self._read_only):
+            return  # a single shard may be read for itself
+        if shards != self._shard.of:
+            why = f"it was made with {shards} shards, and {self._shard.of} are asked for"
+            raise _unusable(self.path, why, "shards_differ", stored=[shards])
+        found = cursor.execute("SELECT position FROM shard").fetchall()
+        if found != [(self._shard.index,)]:
+            raise _unusable(self.path, f"it is not shard {self._shard.index} of {shards}", "shards_differ")
 
-def _create(cursor: duckdb.DuckDBPyConnection, now_ms: int) -> None:
+
+def _create(cursor: duckdb.DuckDBPyConnection, now_ms: int, shard: Shard) -> None:
     views = _sql("additions.sql") + _sql("views.sql")
     cursor.begin()
     cursor.execute(_sql("schema.sql"))
     cursor.execute(views)
-    cursor.execute("INSERT INTO manifest VALUES (?, 'DR', ?, 1, ?)", [STORE_VERSION, now_ms, digest_of(views.encode())])
+    values = [STORE_VERSION, now_ms, shard.of, digest_of(views.encode())]
+    cursor.execute("INSERT INTO manifest VALUES (?, 'DR', ?, ?, ?)", values)
+    if shard.of > 1:
+        cursor.execute("INSERT INTO shard VALUES (?)", [shard.index])
     cursor.commit()
 
 
@@ -185,5 +207,5 @@ def _busy(path: str, pid: int, program: str) -> StoreBusy:
     )
 
 
-def _unusable(path: str, why: str, code: str) -> InvalidInput:
-    return InvalidInput(f"{path} cannot be opened as a store: {why}", code=code, field="path", path=path)
+def _unusable(path: str, why: str, code: str, **details: Any) -> InvalidInput:
+    return InvalidInput(f"{path} cannot be opened as a store: {why}", code=code, field="path", path=path, **details)

@@ -119,7 +119,7 @@ def _check_tree(tree: dict[str, Any]) -> None:
             raise _invalid("ask SHOW TABLES or DESCRIBE <view>")
 
 
-_HIDDEN = frozenset({"manifest", "conversations", "ledger", "batch_log", "checkpoints", "owners"})
+_HIDDEN = frozenset({"manifest", "conversations", "ledger", "batch_log", "checkpoints", "owners", "shard"})
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:

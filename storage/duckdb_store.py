@@ -22,6 +22,7 @@ from .failpoints import NO_FAILPOINTS, Failpoints, Point
 from .header import Changes, Checkpoint, Trace
 from .ledger import Row
 from .readback import checked_quarantine, page_of, public, trace_of, wall_clock_ms
+from .sharding import UNSHARDED, Shard
 from .values import DEFAULT_LIMITS, Limits
 
 _FREE_CHECK_MS = 1000  # admission looks at the disk this often; a runaway log needs longer for the reserve below
@@ -48,6 +49,7 @@ class DuckDBStore:
         limits: Limits = DEFAULT_LIMITS,
         failpoints: Failpoints = NO_FAILPOINTS,
         read_only: bool = False,
+        shard: Shard = UNSHARDED,
         free_bytes_min: int = FREE_BYTES_MIN,
         free_bytes: Callable[[str], int] = free_bytes_of,
     ) -> None:
@@ -55,6 +57,7 @@ class DuckDBStore:
         self._now_ms = now_ms
         self._failpoints = failpoints
         self._read_only = read_only
+        self._shard = shard
         self._free_bytes_min = free_bytes_min
         self._free_bytes = free_bytes
         self._free_checked_ms: int | None = None
@@ -256,7 +259,7 @@ class DuckDBStore:
             if self._closed:
                 raise StoreUnavailable(f"the store {self._path} is closed", code="store_closed", path=self._path)
             if self._writer is None:
-                self._file = DuckDBFile(self._path, read_only=self._read_only, now_ms=self._now_ms())
+                self._file = DuckDBFile(self._path, read_only=self._read_only, now_ms=self._now_ms(), shard=self._shard)
                 self._writer = _Writer(self._file.cursor(), read_only=self._read_only)
             return self._writer
 

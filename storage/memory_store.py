@@ -195,6 +195,7 @@ class MemoryStore:
                 admitted_at_ms=row.admitted_at_ms,
                 settled_at_ms=row.settled_at_ms,
                 kind="unknown" if row.state is State.UNKNOWN else "failed",
+                changed_at_ms=row.settled_at_ms or row.updated_at_ms,
             )
             for row in dead[-limit:]
         ]

@@ -16,7 +16,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "duckdb"])
+@pytest.fixture(params=["memory", "duckdb", "shards"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Maker]:
     maker = Maker(request.param, tmp_path, clock)
     yield maker

@@ -315,7 +315,7 @@ def test_what_is_no_store_is_refused(duckdb_make: Maker, case: str) -> None:
             connection.execute("CREATE TABLE t (a INTEGER)")
     elif case in ("newer", "shards", "empty manifest"):
         duckdb_make().close()
-        code = {"newer": "schema_too_new", "shards": "shards_mismatch"}.get(case, code)
+        code = {"newer": "schema_too_new", "shards": "shards_differ"}.get(case, code)
         change = {"newer": "schema_version = 99", "shards": "shards = 4"}.get(case)
         with raw(path) as connection:
             connection.execute(f"UPDATE manifest SET {change}" if change else "DELETE FROM manifest")
@@ -326,7 +326,7 @@ def test_what_is_no_store_is_refused(duckdb_make: Maker, case: str) -> None:
         duckdb_make.folder = duckdb_make.folder / "no" / "such"
         code = "path_not_usable"
     before = path.read_bytes() if path.is_file() else None
-    for read_only in (False, True):
+    for read_only in (False,) if case == "shards" else (False, True):  # a single shard may be read for itself
         with pytest.raises(InvalidInput) as caught:
             duckdb_make(read_only=read_only)
         assert (caught.value.code, caught.value.details["field"]) == (code, "path")

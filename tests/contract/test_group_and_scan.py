@@ -14,6 +14,7 @@ from laneway.storage.ledger import State
 from laneway.storage.open_store import open_store
 
 
+@pytest.mark.parametrize("make", ["memory", "duckdb"], indirect=True)
 @pytest.mark.requirement("DUR-007")
 def test_a_rejected_unit_never_hurts_its_neighbours(store: Store) -> None:
     """Design 4: many units of many conversations, each answered on its own, in order, in one commit."""
@@ -87,6 +88,7 @@ def test_a_bug_in_the_middle_of_a_group_leaves_nothing_behind(store: Store, monk
     assert (receipt.submission_id, receipt.queue_sequence, receipt.replayed) == ("sub_2", 1, False)
 
 
+@pytest.mark.parametrize("make", ["memory", "duckdb"], indirect=True)
 @pytest.mark.requirement("DUR-007")
 @pytest.mark.parametrize(
     "point",
@@ -195,8 +197,9 @@ def test_leases(make: Maker, store: Store, clock: Clock) -> None:
 def test_info_tells_adapter_class_and_counts(make: Maker, store: Store) -> None:
     """Contract: the word durable stands beside its class and adapter."""
     info = store.info()
-    expected = ("memory", "E", None) if make.adapter == "memory" else ("duckdb", "DR", str(make.path))
+    expected = ("duckdb", "DR", str(make.path)) if make.adapter == "duckdb" else ("memory", "E", None)
     assert (info.adapter, info.deployment_class, info.path) == expected
+    assert info.shards == (3 if make.adapter == "shards" else 1)
     assert (info.commits, info.units, info.rejected, info.batches, info.rows, info.body_bytes) == (0,) * 6
 
 

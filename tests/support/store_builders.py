@@ -50,6 +50,7 @@ from laneway.storage.records import (
     record_id,
     settlement_record_id,
 )
+from laneway.storage.sharded_store import ShardedStore
 from laneway.storage.values import DEFAULT_LIMITS, Limits
 
 LEASE_MS = 10_000
@@ -88,6 +89,9 @@ class Maker:
         store: Store
         if self.adapter == "memory":
             store = MemoryStore(now_ms=self.clock, limits=limits, failpoints=failpoints)
+        elif self.adapter == "shards":
+            many = [MemoryStore(now_ms=self.clock, limits=limits, failpoints=failpoints) for _ in range(3)]
+            store = ShardedStore(many)
         else:
             from laneway.storage.duckdb_store import DuckDBStore
 
@@ -97,7 +101,7 @@ class Maker:
 
     def reopen(self, store: Store) -> Store:
         """What a new process finds. The memory adapter loses all by design, so its headers alone are forgotten."""
-        if isinstance(store, MemoryStore):
+        if isinstance(store, MemoryStore | ShardedStore):
             store.close()
             return store
         store.close()
