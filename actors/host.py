@@ -33,6 +33,7 @@ from .lane.settings import LaneSettings
 from .lane.stopping import Adrift
 from .lane.values import Admission, Settlement, settlement_of
 from .operations import Operation
+from .sharded_client import store_client
 from .store_client import StoreClient, StoreLink
 
 _log = logging.getLogger("laneway.host")
@@ -74,7 +75,7 @@ class LaneHost:
         self._settings = settings
         self._monotonic = monotonic
         self._chance = chance or random.Random()
-        self.store = StoreClient(link, self._chance)
+        self.store = store_client(link, self._chance)
         self._registry = registry
         self._lanes: OrderedDict[str, Lane] = OrderedDict()
         self._waiting: OrderedDict[str, None] = OrderedDict()

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 import ray
@@ -21,6 +21,8 @@ from ..storage.errors import LanewayError, NotFound, StoreUnavailable
 from ..storage.ids import new_id
 from .channel import ChannelAddress
 from .channel_link import ChannelLink
+from .sharded_client import ShardedLink
+from .store_client import StoreLink
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -184,7 +186,10 @@ def _unavailable(error: BaseException) -> StoreUnavailable:
     return StoreUnavailable(f"the store's actor gives no answer: {type(error).__name__}")
 
 
-def store_link(actor: Any) -> ChannelLink:
-    """The store's actor over its channel, and over Ray's calls where that cannot be had."""
-    link = RayLink(actor)
+def store_link(store: Any) -> StoreLink:
+    """The store's actor over its channel, and over Ray's calls where that cannot be had; of a list of actors, one for
+    each shard, all of them as one."""
+    if isinstance(store, list):
+        return ShardedLink([store_link(actor) for actor in cast("list[Any]", store)])
+    link = RayLink(store)
     return ChannelLink(link, link.channel)

@@ -10,7 +10,8 @@ import ray
 
 from ..storage.commands import decode_units, encode_answers
 from ..storage.contract import Store
-from ..storage.open_store import open_store
+from ..storage.open_store import open_shard, prepare_shards
+from ..storage.sharding import UNSHARDED, Shard
 from ..storage.values import Limits
 from .channel import ChannelAddress
 from .deliveries import Deliveries
@@ -20,14 +21,15 @@ from .store_service import StoreService
 
 
 class StoreActor:
-    """One writer thread and a few readers over one store; Ray starts it again on the same node when it dies.
+    """One writer thread and a few readers over one shard of a store; Ray starts it again on the same node when it dies.
 
     The file is opened by the first call, so that a refusal reaches the caller as an error of Laneway.
     """
 
-    def __init__(self, path: str, limits: Limits) -> None:
+    def __init__(self, path: str, limits: Limits, shard: Shard = UNSHARDED) -> None:
         quiet_process()
         self._path = path
+        self._shard = shard
         self._limits = limits
         self._opening = threading.Lock()
         self._serving = threading.Lock()
@@ -39,8 +41,14 @@ class StoreActor:
     def _store(self) -> Store:
         with self._opening:
             if self._opened is None:
-                self._opened = open_store(self._path, limits=self._limits)
+                self._opened = open_shard(self._path, self._shard, limits=self._limits)
             return self._opened
+
+    @ray.method(concurrency_group="write")
+    @answering_blocking
+    def prepare(self) -> None:
+        """See that the files of all shards fit each other, and make new ones: once, before any of them is opened."""
+        prepare_shards(self._path, self._shard.of)
 
     @ray.method(concurrency_group="write")
     @answering_blocking

@@ -76,6 +76,11 @@ class StoreClient:
         self._sender: asyncio.Task[None] | None = None
         self._singly = 0
 
+    @property
+    def shards(self) -> tuple[StoreClient, ...]:
+        """A client for each shard of the store, in order: this one, where there is one."""
+        return (self,)
+
     async def commit(self, unit: Unit) -> Accepted:
         """Commit one unit together with whatever else waits. Raises: the error that the store refused it with."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

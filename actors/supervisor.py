@@ -15,6 +15,7 @@ from ..agents.authority import Act
 from ..recovery.alerts import Alerts, AlertSettings
 from ..storage.errors import LanewayError, Refused
 from .placement import Placement
+from .sharded_client import store_client
 from .store_client import StoreClient, StoreLink
 from .sweep import SWEEP_ROWS, Sweep
 
@@ -72,6 +73,16 @@ class Crew(Protocol):
         ...
 
 
+class _Shard:
+    """What is looked at by itself: a shard that is away must not hold up the recovery of what the others hold."""
+
+    def __init__(self, store: StoreClient, look: Sweep) -> None:
+        self.store = store
+        self.look = look
+        self.due = asyncio.Event()
+        self.silent: Counter[str] = Counter()
+
+
 class Supervisor:
     """Knows where each conversation lives, notices deaths at once, and looks for work that nobody owns.
 
@@ -93,7 +104,7 @@ class Supervisor:
         chance: random.Random | None = None,
     ) -> None:
         self._crew = crew
-        self._store = StoreClient(link, chance or random.Random())
+        self._store = store_client(link, chance or random.Random())
         self._placement = Placement(max_actors)
         self._members: dict[str, Member] = {}
         self._spare_actors = spare_actors
@@ -103,22 +114,26 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = 0
         self._changed = asyncio.Condition()
-        self._sweep_now = asyncio.Event()
         self.counts: Counter[str] = Counter()
-        self._silent: Counter[str] = Counter()
         self._stained: set[str] = set()
         self._replacing: asyncio.Task[None] | None = None
         self._drained = set[str]()
-        self._pass = Sweep(self._store, Alerts(alerts or AlertSettings()), self.counts, now_ms, rows_max=sweep_rows)
+        alerts = alerts or AlertSettings()
+        self._shards = [
+            _Shard(store, Sweep(store, Alerts(alerts), self.counts, now_ms, rows_max=sweep_rows))
+            for store in self._store.shards
+        ]
         self._closed = False
 
     async def start(self) -> None:
         """Find who is alive, declare dead whose process is gone, and begin to watch."""
         await self._adopt()
-        await self._retire_gone()
+        if len(self._shards) == 1:  # else each shard's sweep does: one that is away must not hold the start up
+            await self._retire_gone(self._shards[0])
         self._keep_spares()
-        self._spawn(self._sweep())
-        self._sweep_now.set()
+        for shard in self._shards:
+            self._spawn(self._sweep(shard))
+            shard.due.set()
 
     async def locate(self, conversation_id: str, *, patient: bool = True) -> Member:
         """The process that the conversation lives in; it is given one if it has none.
@@ -218,26 +233,30 @@ class Supervisor:
         self.counts["ended" if member.name in self._drained else "died"] += 1
         self._drained.discard(member.name)
         self._members.pop(member.name, None)
-        self._silent.pop(member.name, None)
+        for shard in self._shards:
+            shard.silent.pop(member.name, None)
         self._stained.discard(member.name)
         lost = self._placement.remove(member.name)
         _log.info("%s (pid %d) has ended with %d conversations", member.name, member.pid, len(lost))
         self._keep_spares()
-        await self._store.read("retire_owner", member.owner_id)
-        self._sweep_now.set()
+        await asyncio.gather(*(self._retire(shard, member.owner_id) for shard in self._shards))
+
+    async def _retire(self, shard: _Shard, owner_id: str) -> None:
+        await shard.store.read("retire_owner", owner_id)
+        shard.due.set()
 
     # --- the sweep ---------------------------------------------------------------------------------------------------
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, shard: _Shard) -> None:
         while True:
-            self._sweep_now.clear()
+            shard.due.clear()
             try:
-                await self._sweep_once()
+                await self._sweep_once(shard)
             except Exception as error:  # recovery is a loop: whatever stops one pass, the next goes on behind it
                 _log.warning("the sweep goes on later: %s", error, exc_info=not isinstance(error, LanewayError))
             try:
                 async with asyncio.timeout(self._sweep_s):
-                    await self._sweep_now.wait()
+                    await shard.due.wait()
             except TimeoutError:
                 pass
 
@@ -246,34 +265,39 @@ class Supervisor:
         for member, conversation_ids in await self._crew.found():
             self._join(member, conversation_ids)
 
-    async def _retire_gone(self) -> None:
+    async def _retire_gone(self, shard: _Shard) -> None:
         """End the leases of owners whose process is gone. One that is silent keeps its lease for as long as it runs:
         a slow but live owner is never preempted for its age (design 6)."""
-        owners: dict[str, int] = await self._store.read("owners")  # first: a process is listed before it has a lease
+        owners: dict[str, int] = await shard.store.read("owners")  # first: a process is listed before it has a lease
         unknown = owners.keys() - {member.owner_id for member in self._members.values()}
         present = await self._crew.present() if unknown else set[str]()
         now_ms = self._now_ms()
         for owner_id in sorted(unknown):
             if owner_id not in present or owners[owner_id] <= now_ms:
-                await self._store.read("retire_owner", owner_id)
+                await shard.store.read("retire_owner", owner_id)
 
-    async def _set_silent_aside(self) -> None:
+    async def _set_silent_aside(self, shard: _Shard) -> None:
         """A process whose lease stays over gets no conversations until it renews it; it may live, and is not ended."""
-        owners = await self._store.read("owners")
+        owners = await shard.store.read("owners")
         now_ms = self._now_ms()
         for name, member in self._members.items():
             if name in self._drained:
                 continue
             if owners.get(member.owner_id, 0) > now_ms:
-                if self._silent.pop(name, 0) >= _SILENT_SWEEPS and name not in self._stained:
+                was_silent = shard.silent.pop(name, 0) >= _SILENT_SWEEPS
+                if was_silent and not self._is_silent(name) and name not in self._stained:
                     self._placement.learn(name, [])
                 continue
-            self._silent[name] += 1
-            if self._silent[name] == _SILENT_SWEEPS:
+            known = self._is_silent(name)
+            shard.silent[name] += 1
+            if not known and self._is_silent(name):
                 self.counts["silent"] += 1
                 lost = self._placement.remove(name)
                 _log.warning("%s (pid %d) is silent; its %d conversations move", name, member.pid, len(lost))
         self._keep_spares()
+
+    def _is_silent(self, name: str) -> bool:
+        return any(shard.silent[name] >= _SILENT_SWEEPS for shard in self._shards)
 
     async def _replace_stained(self) -> None:
         """A process in which an ended effect still runs is not counted on: its conversations move as they come to
@@ -294,13 +318,13 @@ class Supervisor:
             if member.name in self._stained and await self._crew.retire(member):
                 self.counts["replaced"] += 1
 
-    async def _sweep_once(self) -> None:
+    async def _sweep_once(self, shard: _Shard) -> None:
         await self._adopt()
-        await self._retire_gone()
-        await self._set_silent_aside()
+        await self._retire_gone(shard)
+        await self._set_silent_aside(shard)
         if self._replacing is None or self._replacing.done():
             self._replacing = self._spawn(self._replace_stained())  # a stopped process must not hold the sweep up
-        await self._pass.run(self._activate)
+        await shard.look.run(self._activate)
 
     async def _activate(self, conversation_ids: list[str]) -> None:
         groups: dict[str, list[str]] = {}

@@ -43,6 +43,7 @@ class RuntimePlan(msgspec.Struct, frozen=True, kw_only=True):
     sweep_s: float
     alerts: AlertSettings
     store_path: str
+    shards: int = 1
     has_check: bool = False
     """Whether operators' acts must pass a check of the runtime's owner."""
 

@@ -37,6 +37,7 @@ class Sweep:
         self._rows_max = rows_max
         self._cursor: tuple[str, int] | None = None
         self._decided: str | None = None
+        self._overdue = 0
 
     async def run(self, activate: Callable[[list[str]], Awaitable[object]]) -> None:
         """Look at every open row and hand conversations to `activate`, a page at a time.
@@ -56,8 +57,13 @@ class Sweep:
             if self._cursor is None:
                 self._decided = None
                 self._counts["sweeps"] += 1
-                self._counts["overdue"] = self._due.pass_over()
+                self._count_overdue()
                 return
+
+    def _count_overdue(self) -> None:
+        """The count is that of all shards, each of which has a sweep of its own."""
+        before, self._overdue = self._overdue, self._due.pass_over()
+        self._counts["overdue"] += self._overdue - before
 
     def _tell(self, rows: tuple[ControlRow, ...], now_ms: int, decided: str | None) -> None:
         for alert in self._due.due(rows, now_ms, decided):

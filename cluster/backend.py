@@ -65,6 +65,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     store: dict[str, Any]
     actors: tuple[ActorInfo, ...]
     store_pid: int | None = None
+    """The process that holds the store, or its first shard."""
+    store_pids: tuple[int | None, ...] = ()
+    """On Ray, those of all shards in order; None for one that is being started again."""
     supervisor_pid: int | None = None
     counts: dict[str, int] = {}
     has_check: bool = False

@@ -72,6 +72,10 @@ def up(
     lanes_per_actor: Annotated[
         int | None, typer.Option("--lanes-per-actor", min=1, help="Conversations a process.", show_default="256")
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option("--shards", min=1, max=64, help="Files and processes of the store.", show_default="1"),
+    ] = None,
     authorize: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +116,7 @@ def up(
             authorize=check,
             max_actors=max_actors,
             lanes_per_actor=lanes_per_actor,
+            shards=shards,
         )
     except BaseException:
         _stop_cluster(head)
@@ -279,7 +284,8 @@ def _print_runtime(found: Description) -> None:
 
 
 def _others(found: Description) -> list[tuple[str, int | None]]:
-    return [("store", found.store_pid), ("supervisor", found.supervisor_pid)]
+    stores = [(f"store-{index}" if index else "store", pid) for index, pid in enumerate(found.store_pids)]
+    return [*(stores or [("store", found.store_pid)]), ("supervisor", found.supervisor_pid)]
 
 
 # --- up and down -----------------------------------------------------------------------------------------------------

@@ -222,10 +222,11 @@ def authority(found: Description) -> Check:
 
 def _store(store: Path | None, folder: Path) -> Check:
     from ..storage.open_store import open_store
+    from ..storage.shard_names import files_found
     from .settings import STORE_DEFAULT
 
     path = store or folder / STORE_DEFAULT
-    if store is None and not path.exists():
+    if store is None and not files_found(str(path)):
         return _check("store", Verdict.OK, f"there is no {path} yet")
     try:
         opened = open_store(path, read_only=True)

@@ -32,7 +32,7 @@ def local(
     Raises: InvalidInput; StoreBusy when another process has the file.
     """
     chosen = load_settings(**settings)
-    opened = open_store(store, limits=chosen.lane_settings().limits, failpoints=failpoints)
+    opened = open_store(store, shards=chosen.shards, limits=chosen.lane_settings().limits, failpoints=failpoints)
     try:
         backend = LocalBackend(
             _listed(agents),

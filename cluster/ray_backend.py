@@ -27,19 +27,19 @@ from ..actors.ray_calls import (
     store_link,
     to_pickle,
 )
-from ..actors.store_actor import RemoteStoreActor
+from ..actors.sharded_client import store_client
 from ..actors.store_client import StoreClient
 from ..actors.supervisor_actor import RemoteSupervisorActor, RuntimePlan
 from ..agents.agent import Agent
 from ..agents.authority import Authorize
 from ..agents.registry import Registry
-from ..storage.errors import LanewayError, RuntimeUnreachable, StoreUnavailable
+from ..storage.errors import RuntimeUnreachable, StoreUnavailable
 from ..storage.values import DEFAULT_LIMITS, Limits
 from .backend import ActorInfo, Description, HostGone, quarantined_count
 from .ray_host import ANSWER_S, RayHost
+from .ray_stores import STORE_NAME, RayStores
 from .settings import Settings
 
-STORE_NAME = "store"
 SUPERVISOR_NAME = "supervisor"
 _READ_PATIENCE_S = 60.0
 _STOP_ASKED_S = 10.0  # what a live supervisor needs to answer at all, beyond the grace that calls in flight get
@@ -55,7 +55,7 @@ class RayBackend:
         self._namespace = namespace
         self._plan = plan
         self._supervisor: Any = None
-        self._store: Any = None
+        self._stores = RayStores(namespace)
         self._reads: StoreClient | None = None
         self._hosts: dict[str, RayHost] = {}
         self._places: dict[str, RayHost] = {}
@@ -77,6 +77,7 @@ class RayBackend:
             sweep_s=settings.sweep_s,
             alerts=settings.alert_settings(),
             store_path=str(store_path),
+            shards=settings.shards,
             has_check=authorize is not None,
         )
         return cls(settings.namespace, plan, to_pickle((list(agents), authorize)), plan.lane.limits)
@@ -91,8 +92,8 @@ class RayBackend:
             await self._launch(self._plan)
         else:
             self._supervisor = self._named(SUPERVISOR_NAME)
-            self._store = self._named(STORE_NAME)
-        self._reads = StoreClient(store_link(self._store), random.Random())
+            self._stores.find(self._named)
+        self._reads = store_client(store_link(self._stores.handle), random.Random())
 
     async def stop(self, *, shut_down: bool) -> None:
         for host in self._hosts.values():
@@ -110,8 +111,8 @@ class RayBackend:
                 await self._supervisor.stop.remote()
         except (TimeoutError, *RAY_FAILURES):
             pass  # what does not end by itself is ended below, by name
-        await self._close_store()
-        for name in named_actors(self._namespace):
+        await self._stores.close()
+        for name in sorted(named_actors(self._namespace), key=lambda name: name != STORE_NAME):  # found by it, or not
             try:
                 ray.kill(ray.get_actor(name, namespace=self._namespace))
             except ValueError:
@@ -151,18 +152,15 @@ class RayBackend:
 
     async def describe(self) -> Description:
         found = await self._ask_supervisor("describe")
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                store_pid = await self._store.pid.remote()
-        except (TimeoutError, *RAY_FAILURES):
-            store_pid = None  # it is being started again
+        store_pids = await self._stores.pids()
         return Description(
             kind="ray",
             namespace=self._namespace,
             agents=tuple(found["agents"]),
             store=msgspec.to_builtins(await self.read("info")),
             actors=tuple(ActorInfo(**actor) for actor in found["actors"]),
-            store_pid=store_pid,
+            store_pid=store_pids[0],
+            store_pids=store_pids,
             supervisor_pid=found["pid"],
             counts={**found["counts"], "quarantined": await quarantined_count(self.read)},
             has_check=found["has_check"],
@@ -191,35 +189,21 @@ class RayBackend:
     async def _launch(self, plan: RuntimePlan) -> None:
         here = NodeAffinitySchedulingStrategy(node_id=_home_node(), soft=False)
         options = {"namespace": self._namespace, "lifetime": "detached", "scheduling_strategy": here}
+        self._stores.claim(plan, options)
         try:
-            self._store = RemoteStoreActor.options(name=STORE_NAME, **options).remote(plan.store_path, plan.lane.limits)
-        except ValueError as error:
-            raise LanewayError(
-                f"namespace {self._namespace} has a runtime already: use it, end it with `laneway down`, "
-                "or name another namespace",
-                code="runtime_exists",
-                namespace=self._namespace,
-            ) from error
-        try:
-            answered(await self._store.call.remote("info"))
+            await self._stores.open(plan, options)
             keep_agents(self._namespace, self._agents)
-            self._supervisor = RemoteSupervisorActor.options(name=SUPERVISOR_NAME, **options).remote(plan, self._store)
+            supervisor = RemoteSupervisorActor.options(name=SUPERVISOR_NAME, **options)
+            self._supervisor = supervisor.remote(plan, self._stores.handle)
             await self._supervisor.start.remote()
         except BaseException as error:
-            for actor in (self._supervisor, self._store):
+            for actor in (self._supervisor, *self._stores.actors):
                 if actor is not None:
                     ray.kill(actor)
             await _until(lambda: not named_actors(self._namespace), _NAMES_FREE_S)
             if isinstance(error, RAY_FAILURES):
                 raise RuntimeUnreachable(f"the runtime did not come up: {error}") from error
             raise
-
-    async def _close_store(self) -> None:
-        try:
-            async with asyncio.timeout(10):
-                await self._store.close.remote()
-        except (TimeoutError, *RAY_FAILURES):
-            pass  # its file is consistent at any moment; closing only shortens the next opening
 
     def _named(self, name: str) -> Any:
         try:

@@ -15,7 +15,8 @@ from ..actors.ray_calls import RAY_FAILURES, named_actors
 from ..actors.supervisor_actor import MEMBER_PREFIX
 from ..storage.errors import InvalidInput
 from .chaos import ChaosPlan, Kind
-from .ray_backend import STORE_NAME, SUPERVISOR_NAME
+from .ray_backend import SUPERVISOR_NAME
+from .ray_stores import store_names
 
 _ANSWER_S = 1.0  # one that is being started again has no process to kill: the kill is left out, and the next one comes
 
@@ -64,8 +65,9 @@ class Chaos:
         """The processes of that kind, asked one by one at this moment: neither store nor supervisor is needed."""
         match kind:
             case Kind.STORE:
-                pid = await self._ask(STORE_NAME, "pid")
-                return [] if pid is None else [pid]
+                names = store_names(await asyncio.to_thread(named_actors, self._namespace))
+                found = await asyncio.gather(*(self._ask(name, "pid") for name in names))
+                return [pid for pid in found if pid is not None]
             case Kind.SUPERVISOR:
                 pid = await self._ask(SUPERVISOR_NAME, "pid")
                 return [] if pid is None else [pid]

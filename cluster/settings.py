@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..actors.lane.settings import LaneSettings
 from ..recovery.alerts import AlertSettings
 from ..storage.errors import InvalidInput
+from ..storage.sharding import SHARDS_MAX
 
 NAMESPACE_DEFAULT = "laneway"
 STORE_DEFAULT = "laneway.duckdb"
@@ -21,6 +22,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="LANEWAY_", extra="forbid", frozen=True)
 
     namespace: str = Field(NAMESPACE_DEFAULT, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    shards: int = Field(1, ge=1, le=SHARDS_MAX)
     max_actors: int | None = Field(None, ge=1, le=10_000)
     lanes_per_actor: int = Field(256, ge=1, le=1_000_000)
     idle_s: float = Field(300.0, gt=0)
