@@ -78,7 +78,7 @@ class StoreService:
         return await future
 
     def _commit_waiting(self) -> None:
-        """Commit what waits: at once where as many senders wait as took part in the last commit, else a moment later."""
+        """Commit what waits; called when all senders that are at work wait, or a moment after the first one."""
         if self._due is not None:
             self._due.cancel()
             self._due = None

@@ -106,8 +106,7 @@ async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dic
             return
         case _:
             assert_never(outcome)
-    await claimed.outbox.flush()
-    await claimed.carry_out_abort(claimed.outbox.abort_seen)  # its neighbours may run for long yet
+    await claimed.commit_results(at_once=tool.effect == "uncertain")
 
 
 async def _tried(claimed: Claimed, call: CallView, tool: Tool, arguments: dict[str, Any]) -> effects.ToolOutcome:

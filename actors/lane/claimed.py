@@ -13,6 +13,7 @@ import msgspec
 from ...agents.agent import Agent
 from ...agents.tools import ToolContext
 from ...recovery.backoff import backoff_s
+from ...storage.errors import LanewayError
 from ...storage.ledger import Abort, Row
 from ...storage.projection import CallView, ConversationView, RunView
 from . import facts
@@ -24,6 +25,7 @@ from .steps import CallSteps
 from .stopping import Leash, SelfCancelled
 
 _T = TypeVar("_T")
+_GATHER_ROUNDS = 24  # of the event loop: what a model that answers at once needs; another one takes far longer
 
 
 class Interrupted(Exception):
@@ -52,6 +54,7 @@ class Claimed:
     """Effects in flight had their time: they are interrupted."""
     run_id: str = field(init=False)
     _effects: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    _commits: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _ended_at_drain: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
     def __post_init__(self) -> None:
@@ -110,6 +113,34 @@ class Claimed:
     def leash(self, context: ToolContext | None = None) -> Leash:
         """What holds the effects of a call, or of a model turn."""
         return Leash(self.services.settings, self.services.adrift, context.aborted if context else None)
+
+    # --- commits beside an effect ------------------------------------------------------------------------------------
+
+    async def commit_results(self, *, at_once: bool) -> None:
+        """Let results of calls be committed while the next effect runs: nothing acts on what that gives before.
+
+        They begin their way `at_once`, or in a moment, together with what gathers until then. A refusal ends the
+        effects in flight and is raised by the next flush; an abort that the store tells of is carried out.
+        """
+        if self.services.settings.stepwise:
+            await self._commit_results()
+            return
+        task = asyncio.get_running_loop().create_task(self._commit_beside(0 if at_once else _GATHER_ROUNDS))
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
+
+    async def _commit_beside(self, rounds: int) -> None:
+        while rounds > 0 and self.outbox.waits:
+            rounds -= 1
+            await asyncio.sleep(0)
+        try:
+            await self._commit_results()
+        except LanewayError:
+            self.interrupt()
+
+    async def _commit_results(self) -> None:
+        await self.outbox.flush()
+        await self.carry_out_abort(self.outbox.abort_seen)  # neighbours of the call may run for long yet
 
     # --- interruption ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from .stopping import SelfCancelled
 async def call_model(claimed: Claimed, number: int) -> bool:
     """Ask for turn `number` and record the complete response; False when the model failed for good, and so the run."""
     agent = claimed.agent
-    await claimed.outbox.flush()
+    if not claimed.outbox.waits_with_results_alone:
+        await claimed.outbox.flush()
     await load_prompt(claimed.row.conversation_id, claimed.services, claimed.outbox, claimed.view)
     request = ModelRequest(
         conversation_id=claimed.row.conversation_id,

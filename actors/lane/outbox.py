@@ -38,7 +38,14 @@ from ...storage.failpoints import Failpoints, Point
 from ...storage.ids import new_id
 from ...storage.ledger import Abort, Receipt, State
 from ...storage.projection import ConversationView
-from ...storage.records import AnyRecord, InputRecorded, chained_digest, decode_records, encode_records
+from ...storage.records import (
+    AnyRecord,
+    InputRecorded,
+    ToolCallSettled,
+    chained_digest,
+    decode_records,
+    encode_records,
+)
 from ...storage.values import Limits
 from .arrivals import Arrivals
 
@@ -147,6 +154,16 @@ class Outbox:
         """Put records into the log with the next flush; the view knows them at once."""
         self._steps.extend(records)
         self._view.extend(records)
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits for the next flush."""
+        return bool(self._steps)
+
+    @property
+    def waits_with_results_alone(self) -> bool:
+        """Whether all that waits, if anything, are results of calls: the next model call may begin beside their commit."""
+        return not self._stepwise and all(isinstance(step, ToolCallSettled) for step in self._steps)
 
     def command(self, *commands: AnyCommand) -> None:
         """Put ledger commands into the next flush."""
