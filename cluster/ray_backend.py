@@ -28,7 +28,7 @@ from ..actors.ray_calls import (
     to_pickle,
 )
 from ..actors.sharded_client import store_client
-from ..actors.store_client import StoreClient
+from ..actors.store_client import StoreClient, StoreLink
 from ..actors.supervisor_actor import RemoteSupervisorActor, RuntimePlan
 from ..agents.agent import Agent
 from ..agents.authority import Authorize
@@ -56,6 +56,7 @@ class RayBackend:
         self._plan = plan
         self._supervisor: Any = None
         self._stores = RayStores(namespace)
+        self._link: StoreLink | None = None
         self._reads: StoreClient | None = None
         self._hosts: dict[str, RayHost] = {}
         self._places: dict[str, RayHost] = {}
@@ -93,7 +94,8 @@ class RayBackend:
         else:
             self._supervisor = self._named(SUPERVISOR_NAME)
             self._stores.find(self._named)
-        self._reads = store_client(store_link(self._stores.handle), random.Random())
+        self._link = store_link(self._stores.handle)
+        self._reads = store_client(self._link, random.Random())
 
     async def stop(self, *, shut_down: bool) -> None:
         for host in self._hosts.values():
@@ -102,6 +104,9 @@ class RayBackend:
         self._places.clear()
         if self._reads is not None:
             await self._reads.close()
+        if self._link is not None:
+            self._link.close()
+        await asyncio.sleep(0)  # an event loop that ends must have let go of the connections first
         if not shut_down or self._supervisor is None:
             return
         try:
