@@ -118,10 +118,10 @@ class DuckDBFile:
         folder = Path(self._key).parent
         if not folder.is_dir():
             raise _unusable(self.path, f"there is no folder {folder}", "path_not_usable")
-        if self._read_only and not Path(self._key).exists():
-            raise _unusable(self.path, "there is no such file", "path_not_usable")
         if not self._make and not Path(self._key).exists():
             raise _unusable(self.path, f"the file of shard {self._shard.index} is not there", "shard_missing")
+        if self._read_only and not Path(self._key).exists():
+            raise _unusable(self.path, "there is no such file", "path_not_usable")
         try:
             return duckdb.connect(self.path, read_only=self._read_only, config=_SETTINGS)
         except duckdb.Error as error:

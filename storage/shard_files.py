@@ -34,7 +34,7 @@ def make_shards(path: str, shards: int, *, now_ms: Callable[[], int] = wall_cloc
     found = files_found(path)
     if stored := sorted(found.keys() - {shards}):
         why = f"it was made with {stored[0]} shards, and {shards} are asked for"
-        raise _differ(path, stored, f"{why}; pass shards={stored[0]}")
+        raise _differ(path, stored, f"{why}; pass shards={stored[0]}, or --shards {stored[0]}")
     present = found.get(shards, set[int]())
     missing = [shard for shard in wanted if shard.index not in present]
     if not missing or shards == 1:

@@ -146,7 +146,7 @@ def _newest(found: Sequence[Sequence[Any]], limit: int, key: Callable[[Any], Any
     return rows[max(0, len(rows) - max(0, limit)) :]
 
 
-_LIMITS: Final = {
+LIMITS: Final = {
     "list_rows": (2, 1000),
     "list_conversations": (1, 1000),
     "quarantined": (1, 1000),
@@ -169,10 +169,13 @@ _MERGES: Final[dict[str, Callable[[Any, int], Any]]] = {
     "retire_owner": lambda found, _: None,
 }
 
+MERGED: Final = frozenset(_MERGES)
+"""Methods that ask all shards, unless they name a conversation."""
+
 
 def merged(method: str, args: Sequence[Any], answers: Sequence[Any]) -> Any:
     """One answer from those that each shard gave to the same call."""
-    position, limit = _LIMITS.get(method, (0, 0))
-    if method in _LIMITS and len(args) > position:
+    position, limit = LIMITS.get(method, (0, 0))
+    if method in LIMITS and len(args) > position:
         limit = args[position]
     return _MERGES[method](answers, limit)
