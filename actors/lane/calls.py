@@ -106,7 +106,10 @@ async def _run_call(claimed: Claimed, call: CallView, tool: Tool, arguments: dic
             return
         case _:
             assert_never(outcome)
-    await claimed.commit_results(at_once=tool.effect == "uncertain")
+    if tool.effect == "uncertain" or claimed.services.settings.stepwise:
+        await claimed.commit_results()
+    else:
+        claimed.commit_beside()  # at worst it runs again
 
 
 async def _tried(claimed: Claimed, call: CallView, tool: Tool, arguments: dict[str, Any]) -> effects.ToolOutcome:

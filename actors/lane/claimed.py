@@ -116,29 +116,28 @@ class Claimed:
 
     # --- commits beside an effect ------------------------------------------------------------------------------------
 
-    async def commit_results(self, *, at_once: bool) -> None:
-        """Let results of calls be committed while the next effect runs: nothing acts on what that gives before.
+    def commit_beside(self) -> None:
+        """Let results of calls be committed while the next model call runs: nothing acts on its answer before.
 
-        They begin their way `at_once`, or in a moment, together with what gathers until then. A refusal ends the
-        effects in flight and is raised by the next flush; an abort that the store tells of is carried out.
+        They begin their way in a moment, together with what gathers until then. A refusal ends the effects in flight
+        and is raised by the next flush; an abort that the store tells of is carried out.
         """
-        if self.services.settings.stepwise:
-            await self._commit_results()
-            return
-        task = asyncio.get_running_loop().create_task(self._commit_beside(0 if at_once else _GATHER_ROUNDS))
+        task = asyncio.get_running_loop().create_task(self._commit_beside())
         self._commits.add(task)
         task.add_done_callback(self._commits.discard)
 
-    async def _commit_beside(self, rounds: int) -> None:
-        while rounds > 0 and self.outbox.waits:
-            rounds -= 1
+    async def _commit_beside(self) -> None:
+        for _ in range(_GATHER_ROUNDS):
             await asyncio.sleep(0)
+            if not self.outbox.waits:
+                break
         try:
-            await self._commit_results()
+            await self.commit_results()
         except LanewayError:
             self.interrupt()
 
-    async def _commit_results(self) -> None:
+    async def commit_results(self) -> None:
+        """Commit results of calls before anything else happens."""
         await self.outbox.flush()
         await self.carry_out_abort(self.outbox.abort_seen)  # neighbours of the call may run for long yet
 

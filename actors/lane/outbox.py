@@ -162,7 +162,7 @@ class Outbox:
 
     @property
     def waits_with_results_alone(self) -> bool:
-        """Whether all that waits, if anything, are results of calls: the next model call may begin beside their commit."""
+        """Whether nothing waits but results of calls: the next model call may begin beside their commit."""
         return not self._stepwise and all(isinstance(step, ToolCallSettled) for step in self._steps)
 
     def command(self, *commands: AnyCommand) -> None:

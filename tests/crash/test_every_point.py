@@ -155,7 +155,7 @@ async def test_every_hit_of_every_point(adapter: str, stepwise: bool, effect: st
 async def test_a_crash_inside_a_write_leaves_no_prefix(point: Point, tmp_path: Path) -> None:
     """Three failpoints inside of the append, and one on both sides of the commit, at each write of a fused run."""
     hits = await passed(tmp_path / "whole", "duckdb", stepwise=False)
-    assert hits[point] == 6
+    assert hits[point] == 5  # the last result shares a write with the answer that it led to
     for at in range(1, hits[point] + 1):
         await crash_and_recover(tmp_path / f"{at}", "duckdb", point, at, "idempotent", stepwise=False)
 

@@ -37,7 +37,13 @@ RESUMED = ("resume_batch",)
 
 ROWS = [Spec(act="charge", row=row) for row in MATRIX if row.killed]
 FUSED = [
-    Spec(act="charge", mode="fused", row=Row("K6", Point.DURING_MODEL, 4, decisions=("resume_turn",), model=3)),
+    Spec(
+        act="charge",
+        mode="fused",
+        row=Row("K6", Point.DURING_MODEL, 4, effect="uncertain", decisions=("resume_turn",), model=3),
+    ),
+    # Beside that model call, the result of an idempotent call was on its way.
+    Spec(act="charge", mode="fused", row=Row("K10", Point.DURING_MODEL, 4, decisions=RESUMED, model=3, tool=2)),
     Spec(act="charge", mode="fused", row=Row("K10", Point.AFTER_TOOL, decisions=RESUMED, tool=2)),
     Spec(act="steps", mode="fused", row=Row("K12", Point.AFTER_STEP_SETTLED, decisions=RESUMED, tool=2)),
     Spec(act="steps", row=Row("K12", Point.AFTER_STEP_SETTLED, decisions=RESUMED, tool=2)),

@@ -191,11 +191,17 @@ async def test_an_outcome_never_changes(world: World, outcome: str) -> None:
 
 
 @pytest.mark.requirement("DUR-012")
-async def test_an_abort_through_another_process_reaches_the_owner(world: World) -> None:
+@pytest.mark.parametrize("effect", ["idempotent", "uncertain"])
+async def test_an_abort_through_another_process_reaches_the_owner(world: World, effect: str) -> None:
     """K21: the intent is in the ledger alone; the owner learns of it with its next append."""
-    gate = Gate()
-    script = Script(calls(call("note")), "not any more", supplier=world.supplier)
-    agent = agent_of(script, waiting(world, gate, "note", "idempotent"))
+    gate, asked = Gate(), Gate()
+
+    async def again(request: Any) -> str:
+        await asked.wait()
+        return "not any more"
+
+    script = Script(calls(call("note")), again, supplier=world.supplier)
+    agent = agent_of(script, waiting(world, gate, "note", effect))
     owner, other = await world.process(agent), await world.process(agent)
     receipt = await owner.submit("go")
     await gate.reached()
@@ -205,7 +211,9 @@ async def test_an_abort_through_another_process_reaches_the_owner(world: World) 
     assert (await owner.settled(receipt)).outcome == "aborted"
     tags = world.tags()
     assert tags.index("abort_requested") < tags.index("submission_settled")
-    assert world.supplier.count("model") == 1
+    # The result of an idempotent call is committed beside the next model call, which the abort interrupts.
+    assert world.supplier.count("model") == (2 if effect == "idempotent" else 1)
+    assert "not any more" not in "".join(batch.body for batch in world.batches())
     world.converged()
 
 

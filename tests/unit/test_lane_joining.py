@@ -330,8 +330,8 @@ async def test_a_warm_turn_costs_no_commit_more(tmp_path: Path) -> None:
         counts[name] = world.store.info().commits - before
         world.converged()
         await world.close()
-    assert counts["off"] == counts["on"] == 3
-    assert counts["one"] == counts["five"] == 5
+    assert counts["off"] == counts["on"] == 2
+    assert counts["one"] == counts["five"] == 4
 
 
 async def test_what_is_not_ready_yet_joins_at_a_later_boundary(setting: tuple[World, bool]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_world import Gate, Process, Script, World, agent_of, call, calls
+from lane_world import Gate, Process, Script, World, agent_of, call, calls, until
 
 from laneway import Tool, tool
 from laneway.cluster.inputs import check_admission
@@ -171,9 +171,11 @@ async def test_calls_of_one_response_run_together_and_are_recorded_when_they_are
 
 
 @pytest.mark.requirement("DUR-008")
-@pytest.mark.parametrize("stepwise", [False, True])
-async def test_a_tool_runs_only_when_its_call_is_durable(stored: World, stepwise: bool) -> None:
-    """And the model is asked again only when every result is."""
+@pytest.mark.parametrize(
+    ("stepwise", "effect"), [(False, "uncertain"), (False, "idempotent"), (True, "uncertain"), (True, "idempotent")]
+)
+async def test_a_tool_runs_only_when_its_call_is_durable(stored: World, stepwise: bool, effect: str) -> None:
+    """And the model is asked again only when every result is that could not be had once more."""
     seen: list[list[str]] = []
 
     async def look(arguments: Any) -> str:
@@ -185,13 +187,57 @@ async def test_a_tool_runs_only_when_its_call_is_durable(stored: World, stepwise
         return "done"
 
     script = Script(calls(call("note"), call("note")), again)
-    process = await stored.process(agent_of(script, noted(stored, result=look)), stepwise=stepwise)
+    process = await stored.process(agent_of(script, noted(stored, effect=effect, result=look)), stepwise=stepwise)
     await process.run("go")
     first, second, model = seen
     for tags in (first, second):
         assert tags.count("model_responded") == 1
         assert tags.count("tool_call_prepared") == 2
-    assert model.count("tool_call_settled") == 2
+    assert model.count("tool_call_settled") == (2 if stepwise or effect == "uncertain" else 0)
+    assert stored.tags()[-4:] == ["tool_call_settled", "model_responded", "run_completed", "submission_settled"]
+
+
+async def test_results_are_durable_while_the_model_is_asked(world: World) -> None:
+    """A result that may run again is committed beside the next model call, and not kept until that answers."""
+    gate = Gate()
+
+    async def again(request: Any) -> str:
+        await gate.wait()
+        return "done"
+
+    process = await world.process(agent_of(Script(calls(call("note")), again), noted(world)))
+    receipt = await process.submit("go")
+    await gate.reached()
+    await until(lambda: "tool_call_settled" in world.tags())
+    gate.open()
+    assert (await process.settled(receipt)).text == "done"
+    world.converged()
+
+
+@pytest.mark.requirement("DUR-006")
+async def test_an_owner_that_is_superseded_beside_a_model_call_ends_it(world: World) -> None:
+    """Its result is refused while the model is asked: the call is interrupted, and nothing of it is recorded."""
+    gate, asked = Gate(), Gate()
+
+    async def slow(arguments: Any) -> str:
+        await gate.wait()
+        return "late"
+
+    async def again(request: Any) -> str:
+        await asked.wait()
+        return "of the stale attempt"
+
+    held = await world.process(agent_of(Script(calls(call("note")), again), noted(world, result=slow)))
+    receipt = await held.submit("go")
+    await gate.reached()
+    world.store.retire_owner(held.host.owner_id)
+    owner = await world.process(agent_of(Script(calls(call("note")), "done"), noted(world)))
+    await owner.recover()
+    assert (await owner.settled(receipt)).text == "done"
+    gate.open()
+    await held.at_rest()  # though nobody has opened the other gate
+    assert "of the stale attempt" not in "".join(batch.body for batch in world.batches())
+    world.converged()
 
 
 async def test_results_stand_before_new_input(world: World) -> None:
@@ -636,8 +682,8 @@ async def test_fused_and_stepwise_commits_write_the_same_records(tmp_path: Path)
 @pytest.mark.parametrize(
     ("stepwise", "commits", "units"),
     [
-        # admission, claim, input, run and marker · response and preparation · result · last response, end, settlement
-        (False, 4, 4),
+        # admission, claim, input, run and marker · response and preparation · result, last response, end, settlement
+        (False, 3, 3),
         # admit, ready, claim, input, run, marker, response, prepared, result, response, end, reservation, settlement,
         # finalize; to materialize once more and to look for the next head changes nothing
         (True, 14, 16),
