@@ -151,7 +151,8 @@ def sql(
 
     There are the views batches, records, submissions, tool_calls, settlements and quarantines. JSON is a list with one
     object a row.
-    When rows are left out, standard error says so.
+    When rows are left out, standard error says so. A store of several shards answers for each of them; the column shard
+    says which.
 
     \b
     Example:

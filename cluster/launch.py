@@ -61,9 +61,11 @@ def start(
 ) -> Runtime:
     """Start a runtime on Ray, class DR/duckdb: a local cluster by default, or the one at `address`.
 
-    `store` is a path on the node that this program runs on. `runtime_env` reaches Ray's workers. `authorize` and
-    `settings` are as for `local`. Leaving the context manager ends the runtime, and a cluster that was started for it.
-    Raises: InvalidInput; RuntimeUnreachable when no cluster answers at `address`; StoreBusy.
+    `store` is a path on the node that this program runs on; with `shards=4` its four files lie beside it. `runtime_env`
+    reaches Ray's workers. `authorize` and `settings` are as for `local`. Leaving the context manager ends the runtime,
+    and a cluster that was started for it.
+    Raises: InvalidInput, with code "shards_differ" for a store that was made with another number of them;
+    RuntimeUnreachable when no cluster answers at `address`; StoreBusy.
     """
     from .ray_cluster import connect_ray
 

@@ -66,8 +66,9 @@ def shard_of(conversation_id: str, shards: int) -> int:
 
 def shard_asked(method: str, args: Sequence[Any], shards: int) -> int | None:
     """The one shard that can answer a call of the contract; None where all have to be asked."""
-    about = method in BY_CONVERSATION or (method == "list_rows" and bool(args) and args[0] is not None)
-    return shard_of(args[0], shards) if about else None
+    names_one = method in BY_CONVERSATION or method == "list_rows"
+    conversation_id = args[0] if names_one and args else None
+    return None if conversation_id is None else shard_of(conversation_id, shards)
 
 
 # --- answers of all shards, in order of their numbers ----------------------------------------------------------------

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from store_builders import Conversation
 
+import laneway
 from laneway.cluster.doctor import Verdict, examine
 from laneway.cluster.offline import open_offline
-from laneway.storage.contract import Store
 from laneway.storage.errors import InvalidInput, StoreBusy
 from laneway.storage.open_store import open_shard, open_store, prepare_shards
 from laneway.storage.shard_names import files_found, shard_path
@@ -26,7 +26,7 @@ def filled(path: Path, shards: int) -> None:
             Conversation(store, name).start(f"sub_{name}")
 
 
-def refused(opening: Callable[[], Store | None]) -> InvalidInput:
+def refused(opening: Callable[[], object]) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
         opening()
     return caught.value
@@ -126,3 +126,19 @@ def test_commands_find_the_files_by_the_stores_path(path: Path) -> None:
         assert runtime.describe().store["shards"] == 2
     (check,) = [check for check in examine("nobody", path, path.parent) if check.name == "store"]
     assert (check.verdict, check.found) == (Verdict.OK, f"{path} opens")
+
+
+def test_a_runtime_in_one_process_has_shards_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an argument or the environment; open work goes on, and another number is refused."""
+    agent = laneway.Agent(name="echo", model=laneway.FunctionModel(lambda request: "yes"))
+    with laneway.local(agent, store=path, shards=3) as runtime:
+        receipts = [runtime.conversation(name).submit("hello") for name in NAMES]
+        assert {receipt.result(timeout=30).text for receipt in receipts} == {"yes"}
+        assert runtime.describe().store["shards"] == 3
+    monkeypatch.setenv("LANEWAY_SHARDS", "3")
+    with laneway.local(agent, store=path) as runtime:
+        assert runtime.conversations() == NAMES
+        assert runtime.verify(require_settled=True).passed
+    assert refused(lambda: laneway.local(agent, store=path, shards=2).stop()).code == "shards_differ"
+    too_many = refused(lambda: laneway.local(agent, store=path, shards=65).stop())
+    assert (too_many.details["field"], too_many.details["limit"]) == ("shards", 64)
