@@ -13,7 +13,7 @@ VENV := .venv
 WHEEL_VENV := .venv-wheel
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
-FOLDERS := actors agents api cluster recovery storage
+FOLDERS := actors agents api benchmarks cluster recovery storage
 SOURCES := $(shell find $(FOLDERS) -name __pycache__ -prune -o -print)
 
 ifeq ($(AGAINST),wheel)

@@ -35,7 +35,7 @@ class StoreActor:
         self._serving = threading.Lock()
         self._opened: Store | None = None
         self._deliveries = Deliveries()
-        self._served: ChannelAddress | None = None
+        self._served: tuple[StoreService, ChannelAddress] | None = None
 
     @property
     def _store(self) -> Store:
@@ -69,8 +69,9 @@ class StoreActor:
         """Where this process serves its channel; the secret goes to whom Ray lets in."""
         with self._serving:
             if self._served is None:
-                self._served = StoreService(lambda: self._store, self._deliveries, node_address()).start()
-            return self._served
+                service = StoreService(lambda: self._store, self._deliveries, node_address())
+                self._served = service, service.start()
+            return self._served[1]
 
     @ray.method(concurrency_group="read")
     def pid(self) -> int:
@@ -79,6 +80,10 @@ class StoreActor:
     @ray.method(concurrency_group="write")
     def close(self) -> None:
         """Write everything out and let go of the file."""
+        with self._serving:
+            if self._served is not None:
+                self._served[0].close()
+                self._served = None
         with self._opening:
             if self._opened is not None:
                 self._opened.close()

@@ -48,6 +48,17 @@ class StoreService:
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._server.start(self._host), self._loop).result()
 
+    def close(self) -> None:
+        """Serve no more; what is being committed is committed."""
+        self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join()
+        self._readers.shutdown()
+        self._loop.close()
+
+    def _stop(self) -> None:
+        self._server.close()
+        self._loop.call_soon(self._loop.stop)
+
     async def _carry_out(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == "commit":
             sender, number, units = args

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ _RETRY_S = (0.02, 1.0)
 _LOOK_S = 2.0  # an explanation is a courtesy: it must not hold up the answer that nothing is settled
 _VERIFIED_AT_ONCE = 8
 _VERIFY_LOOKS = 3
+_AGENTS_KNOWN_MAX = 10_000
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,7 @@ class Client:
     def __init__(self, backend: Backend, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.backend = backend
         self._monotonic = monotonic
+        self._agents_known: OrderedDict[str, str] = OrderedDict()
 
     async def submit(self, conversation_id: str, admission: Admission, timeout_s: float = _PATIENCE_S) -> Receipt:
         """Admit durably. Raises: AdmissionConflict, InvalidInput, Refused; StoreUnavailable after `timeout_s`."""
@@ -173,6 +176,16 @@ class Client:
 
     async def agent_of(self, conversation_id: str) -> str | None:
         """The agent that the conversation began with, None for a new one. It never changes, so keys stay good."""
+        agent = self._agents_known.get(conversation_id)
+        if agent is None:
+            agent = await self._agent_read(conversation_id)
+            if agent is not None:
+                self._agents_known[conversation_id] = agent
+                if len(self._agents_known) > _AGENTS_KNOWN_MAX:
+                    self._agents_known.popitem(last=False)
+        return agent
+
+    async def _agent_read(self, conversation_id: str) -> str | None:
         page: LogPage = await self.backend.read("read_log", conversation_id, 0, 1)
         for _, record in records_of(list(page.batches)):
             if isinstance(record, ConversationCreated):

@@ -18,7 +18,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_each_folder_stands_in_the_table() -> None:
     told = set(re.findall(r"^\| `(\w+)/` \|", README, re.MULTILINE))
-    found = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} | {"benchmarks", "tests", "docs"}
+    found = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} | {"tests", "docs"}
     assert told == found
 
 

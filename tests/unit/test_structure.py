@@ -20,15 +20,19 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE_DIR: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
 
-NOT_PACKAGES = {"tests", "benchmarks", "examples", "docs", "build", "dist"}
+NOT_PACKAGES = {"tests", "examples", "docs", "build", "dist"}
+PEERS = ROOT / "benchmarks" / "peers"
+"""Programs of an environment of their own: no part of the package."""
 LINES_MAX = 500
 
-RANKS = {"storage": 0, "agents": 1, "recovery": 1, "actors": 2, "cluster": 3}
+RANKS = {"storage": 0, "agents": 1, "recovery": 1, "actors": 2, "cluster": 3, "benchmarks": 5}
 ROOT_RANK = 4
 
 MAY_IMPORT = {
-    "ray": re.compile(r"laneway\.(cluster(\..+)?|actors\.(conversation_actor|ray_calls|store_actor|supervisor_actor))"),
-    "duckdb": re.compile(r"laneway\.storage\.duckdb_(file|query|store)"),
+    "ray": re.compile(
+        r"laneway\.((cluster|benchmarks)(\..+)?|actors\.(conversation_actor|ray_calls|store_actor|supervisor_actor))"
+    ),
+    "duckdb": re.compile(r"laneway\.(storage\.duckdb_(file|query|store)|benchmarks\..+)"),
     "pydantic_ai": re.compile(r"laneway\.agents\.pydantic_ai_(messages|model)"),
 }
 
@@ -84,7 +88,7 @@ def python_folders() -> Iterator[Path]:
         if top.is_dir() and not top.name.startswith(".") and top.name not in NOT_PACKAGES:
             if (top / "pyvenv.cfg").exists():
                 continue
-            yield from {path.parent for path in top.rglob("*.py")}
+            yield from {path.parent for path in top.rglob("*.py")} - {PEERS}
 
 
 def test_each_folder_with_python_is_a_listed_package() -> None:
@@ -138,8 +142,8 @@ def test_the_import_linter_knows_the_same_places() -> None:
 
 def test_no_module_is_too_long() -> None:
     paths = [module.path for module in MODULES]
-    for name in ("benchmarks", "examples"):
-        paths += (ROOT / name).rglob("*.py")
+    for folder in (PEERS, ROOT / "examples"):
+        paths += folder.rglob("*.py")
     lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in paths}
     assert {path: count for path, count in lines.items() if count > LINES_MAX} == {}
 

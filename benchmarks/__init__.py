@@ -1,0 +1,1 @@
+"""What Laneway costs, measured: run by `laneway bench`, beside its peers by `make bench-peers`."""
