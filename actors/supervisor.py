@@ -239,7 +239,10 @@ class Supervisor:
         lost = self._placement.remove(member.name)
         _log.info("%s (pid %d) has ended with %d conversations", member.name, member.pid, len(lost))
         self._keep_spares()
-        await asyncio.gather(*(self._retire(shard, member.owner_id) for shard in self._shards))
+        first, *others = self._shards
+        for shard in others:
+            self._spawn(self._retire(shard, member.owner_id))
+        await self._retire(first, member.owner_id)
 
     async def _retire(self, shard: _Shard, owner_id: str) -> None:
         await shard.store.read("retire_owner", owner_id)
