@@ -1,0 +1,1 @@
+"""The same turn done by Laneway's peers: one module a peer, one driver (`run`), one pure report."""
