@@ -34,7 +34,9 @@ from .workload import Workload, workloads
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 ROOT = BENCHMARKS.parent
-PROCESS_S_MAX = 240.0
+STARTUP_S_MAX = 120.0
+TURN_S_MAX = 0.1
+"""Per turn, all turns together: the slowest does one in 0.015 s."""
 ENDING_S_MAX = 20.0
 TITLES = {
     "many": "{conversations} conversations, {concurrency} turns at a time, {turns} turns",
@@ -43,8 +45,9 @@ TITLES = {
 }
 
 
-def run(command: Sequence[str], folder: Path, environment: dict[str, str]) -> str:
+def run(command: Sequence[str], folder: Path, environment: dict[str, str], turns: int) -> str:
     """Run in a process group of its own; its standard output. Nothing of the group outlives the call."""
+    seconds_max = STARTUP_S_MAX + turns * TURN_S_MAX
     with (folder / "stderr").open("wb+") as errors:
         process = subprocess.Popen(
             command,
@@ -56,14 +59,16 @@ def run(command: Sequence[str], folder: Path, environment: dict[str, str]) -> st
             start_new_session=True,
         )
         try:
-            output = process.communicate(timeout=PROCESS_S_MAX)[0].decode()
-        except BaseException:
+            output = process.communicate(timeout=seconds_max)[0].decode()
+        except BaseException as stopped:
             # It ends its own servers when it is asked to.
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(ENDING_S_MAX)
             except subprocess.TimeoutExpired:
                 process.kill()
+            if isinstance(stopped, subprocess.TimeoutExpired):
+                raise SystemExit(f"not done within {seconds_max:.0f} s: {shlex.join(command)}") from None
             raise
         finally:
             if _group_left(process.pid):
@@ -91,7 +96,7 @@ def measure_laneway(python: str, workload: Workload, folder: Path) -> dict[str, 
     if workload.name == "eight":
         command += ["--lanes-per-actor", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = json.loads(run(command, folder, environment).splitlines()[-1])
+    found = json.loads(run(command, folder, environment, workload.turns).splitlines()[-1])
     return {metric: found[metric] for metric in report.METRICS}
 
 
@@ -101,7 +106,7 @@ def measure_peer(name: str, chosen: argparse.Namespace, folder: Path) -> dict[st
     # The packages import each other's; none of them finds ours but by this.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[__package__.count(".") + 1])}
     try:
-        run(command, folder, environment)
+        run(command, folder, environment, 2 * chosen.turns + chosen.lone_turns)
         return json.loads((folder / "result.json").read_text())
     finally:
         Servers(folder).end_noted()
@@ -191,10 +196,11 @@ def main() -> int:
     say("  ".join(f"{key}: {value}" for key, value in found["machine"].items()))
     rounds, stores = measure_rounds(chosen, names)
     titles = {each.name: TITLES[each.name].format(**vars(each)) for each in workloads(chosen.turns, chosen.lone_turns)}
+    settings = f"--turns {chosen.turns} --lone-turns {chosen.lone_turns} --rounds {chosen.rounds}"
     found |= {
+        "command": f"make bench-peers ARGS='{settings}'",
         "versions": {"peers": packages(), "stores": stores},
         "left_out": missing,
-        "rounds": chosen.rounds,
         "workloads": {
             name: {
                 "title": title,

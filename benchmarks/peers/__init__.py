@@ -1,1 +1,0 @@
-"""The same turn done by Laneway's peers: one module a peer, one driver (`run`), one pure report."""
