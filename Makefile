@@ -11,6 +11,7 @@ SOAK_TESTS := tests/cluster/test_soak.py tests/contract/test_duckdb_file.py
 
 VENV := .venv
 WHEEL_VENV := .venv-wheel
+PEERS_VENV := .venv-peers
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
 FOLDERS := actors agents api benchmarks cluster recovery storage
@@ -27,10 +28,10 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test simulate soak coverage lint format types wheel docs clean
+.PHONY: help demo test simulate soak bench-peers coverage lint format types wheel docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  PYTHON=python3.12       the interpreter that a new environment is made with'
 	@echo '  ARGS="-k fence -x"      arguments for pytest, in place of the check that each requirement has a test'
@@ -49,6 +50,9 @@ simulate: $(TEST_READY) ## Run many seeds of the simulation, or one and tell wha
 
 soak: $(TEST_READY) ## Kill actors, store and supervisor for SOAK_S seconds; move a ledger a million times
 	SOAK_S=$(SOAK_S) SOAK_SEED=$(SOAK_SEED) $(TEST_PYTHON) -m pytest -m soak -s $(SOAK_TESTS) $(ARGS)
+
+bench-peers: $(VENV)/.runtime $(PEERS_VENV)/.peers $(PEERS_VENV)/.restate ## Measure Laneway beside its peers: DBOS, LangGraph, Restate
+	PYTHONPATH=benchmarks $(PEERS_VENV)/bin/python -P -m peers.run --laneway $(VENV)/bin/python $(ARGS)
 
 coverage: $(VENV)/.dev ## Run all tests and report branch coverage
 	$(VENV)/bin/python -m pytest --cov --cov-report=term $(ARGS)
@@ -75,7 +79,7 @@ docs: $(VENV)/.dev ## Generate the generated documents again
 	$(VENV)/bin/python -m laneway.storage.diagram > docs/state-diagram.md
 
 clean: ## Remove environments, builds and caches
-	rm -rf $(VENV) $(WHEEL_VENV) build dist laneway.egg-info .coverage .coverage.* htmlcov
+	rm -rf $(VENV) $(WHEEL_VENV) $(PEERS_VENV) build dist laneway.egg-info .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(FOLDERS) tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -94,6 +98,18 @@ $(VENV)/.runtime: $(VENV)/.created $(PINS)
 $(VENV)/.dev: $(VENV)/.created $(PINS)
 	$(VENV)/bin/python $(PIP_INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.runtime
+
+$(PEERS_VENV)/.peers: $(PEERS_VENV)/.created benchmarks/peers/requirements.txt
+	$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	@touch $@
+
+# Without npm, or where the server is not offered, the others are measured: the run says who is left out.
+$(PEERS_VENV)/.restate: $(PEERS_VENV)/.created benchmarks/peers/package.json
+	mkdir -p $(PEERS_VENV)/node
+	cp benchmarks/peers/package.json $(PEERS_VENV)/node/
+	@if command -v npm > /dev/null; then \
+		npm install --prefix $(PEERS_VENV)/node --ignore-scripts --no-package-lock --no-audit --no-fund --silent && touch $@; \
+	fi || echo 'npm could not install the server of Restate' >&2
 
 $(WHEEL_VENV)/.wheel: $(WHEEL_VENV)/.created constraints.txt dist/.built
 	$(WHEEL_VENV)/bin/python -m pip uninstall --quiet --yes laneway 2> /dev/null
