@@ -121,7 +121,7 @@ class Attempt:
     async def _hand_over(self, *, proven: bool) -> None:
         """A planned stop: released at a safe boundary it costs no budget; what nobody can prove is for recovery."""
         claimed = self._claimed
-        self.over = True
+        self.over = claimed.ended = True
         if proven and claimed.row.state is State.RUNNING:
             claimed.outbox.command(Release(submission_id=self.submission_id))
             claimed.services.counts["released"] += 1
@@ -201,7 +201,7 @@ class Attempt:
     ) -> Grant | NotClaimed | None:
         """Reserve, append, finalize; each step is idempotent (DUR-011). What joined settles in the same unit."""
         claimed = self._claimed
-        self.over = True
+        self.over = claimed.ended = True
         match action:
             case turn.Settle(outcome, output, error):
                 run_id = claimed.run_id if claimed.run else None

@@ -48,6 +48,8 @@ class Claimed:
     """The boundary at which this run last claimed what waits: it looks once a boundary."""
     deadline_passed: bool = False
     compaction_failed: bool = False
+    ended: bool = False
+    """Its settlement, or the lane's return, is in the outbox: nothing may follow that, whoever flushes it."""
     draining: bool = False
     """The process is to end: no effect is begun any more."""
     stopped: bool = False
@@ -145,7 +147,7 @@ class Claimed:
 
     async def carry_out_abort(self, abort: Abort | None) -> None:
         """Take in an abort that stands in the ledger: it is canonical before anything is interrupted."""
-        if abort is None or self.row.abort is not None:
+        if abort is None or self.row.abort is not None or self.ended:
             return
         self.change(abort=abort)
         if self.submission_id not in self.view.aborts:
