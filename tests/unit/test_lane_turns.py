@@ -15,6 +15,7 @@ from lane_world import Gate, Process, Script, World, agent_of, call, calls, unti
 from laneway import Tool, tool
 from laneway.cluster.inputs import check_admission
 from laneway.recovery.convergence import prompt_fault
+from laneway.storage.commands import Append
 from laneway.storage.errors import AdmissionConflict
 from laneway.storage.ledger import State
 from laneway.storage.records import ModelResponded, ToolCallSettled, encode_records, tag_of
@@ -211,6 +212,42 @@ async def test_results_are_durable_while_the_model_is_asked(world: World) -> Non
     await until(lambda: "tool_call_settled" in world.tags())
     gate.open()
     assert (await process.settled(receipt)).text == "done"
+    world.converged()
+
+
+@pytest.mark.requirement("DUR-003", "DUR-012")
+async def test_an_abort_that_is_told_behind_the_end_leaves_the_next_one_its_claim(world: World) -> None:
+    """The commit beside the model call takes the settlement and the next claim along, and learns of the abort."""
+    tool_gate, held = Gate(), Gate()
+
+    async def slow(arguments: Any) -> str:
+        await tool_gate.wait()
+        return "noted"
+
+    async def again(request: Any) -> str:
+        await held.reached()
+        return "done"
+
+    async def hold(units: list[Any]) -> None:
+        bodies = [command.body for unit in units for command in unit.commands if isinstance(command, Append)]
+        if any("tool_call_settled" in body and "submission_settled" not in body for body in bodies):
+            await held.wait()
+
+    agent = agent_of(Script(calls(call("note")), again), noted(world, result=slow))
+    owner, other = await world.process(agent), await world.process(agent)
+    first = await owner.submit("one")
+    await tool_gate.reached()
+    second = await owner.submit("two")
+    owner.link.before_commit = hold
+    attempt = owner.host._lanes["c"]._attempt
+    assert attempt is not None
+    tool_gate.open()
+    await until(lambda: attempt.over)
+    await other.abort(first)
+    held.open()
+    assert (await owner.settled(first)).outcome == "completed"
+    assert (await owner.settled(second)).outcome == "completed"
+    await owner.at_rest()
     world.converged()
 
 
