@@ -239,7 +239,7 @@ async def test_a_process_with_an_effect_that_cannot_be_ended_is_replaced(world: 
     await other.reached()
     await process.abort(stuck)
     await until(lambda: supervisor.counts["stained"] == 1)
-    assert world.row(stuck).state is State.ABORTED
+    await until(lambda: world.row(stuck).state is State.ABORTED)  # its commit follows
     await until(lambda: process.host.stats()["retired"])
     assert (await supervisor.locate("stuck")).name != member.name
     assert world.row(neighbour).state is State.RUNNING
