@@ -1,10 +1,7 @@
-"""What activation and a turn cost as a conversation grows: it should be the same at 100 and at 100,000 records.
+"""What grows with a conversation's history, and what must not: the cost of a turn, the bytes of the store, its file.
 
-    python benchmarks/growth.py                       # 100, 1,000, 10,000 and 100,000 records
-    python benchmarks/growth.py --sizes 100 1000 --json
-
-Each size has a DuckDB file of its own. The history is written in bulk; then one process takes a turn, which compacts
-the prompt and saves a checkpoint, and everything is measured where nothing of it is in memory, in medians:
+Turn: each size has a DuckDB file of its own. The history is written in bulk; then one process takes a turn, which
+compacts the prompt and saves a checkpoint, and everything is measured where nothing of it is in memory, in medians:
 
 activation   a lane that is not in memory looks for work: header, checkpoint, suffix, claim
 cold turn    a submission to such a lane, from its admission to its settlement: activation, prompt, model, two commits
@@ -13,37 +10,139 @@ warm turn    the next submission to the same lane
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from laneway import Agent, Compaction, FunctionModel
-from laneway.actors.host import LaneHost
-from laneway.actors.lane.settings import LaneSettings
-from laneway.actors.store_client import LocalLink
-from laneway.agents.registry import Registry
-from laneway.cluster.inputs import check_admission
-from laneway.storage.duckdb_store import DuckDBStore
-from laneway.storage.values import DEFAULT_LIMITS
+from laneway import Agent, Compaction, FunctionModel, ModelRequest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))  # the same histories as the tests have
-from long_conversations import grow
+from ..actors.host import LaneHost
+from ..actors.lane.settings import LaneSettings
+from ..actors.store_client import LocalLink
+from ..agents.registry import Registry
+from ..cluster.inputs import check_admission
+from ..storage.duckdb_store import DuckDBStore
+from ..storage.values import DEFAULT_LIMITS
+from . import growth_file, history
+from .result import NotDone, Options, Progress, Result, Target, spread
 
-NAME = "c"
+_T = TypeVar("_T")
+CONVERSATION = "c"
+WARM_TURNS = 5
+RATIO_MAX = 1.3
+BYTES_RATIO_MAX = 2.0
 
 
-def answer(request: Any) -> str:
+def measure(options: Options, progress: Progress) -> Result:
+    sizes = (100, 5_000) if options.short else (100, 100_000)
+    rounds = 3 if options.short else 5 * options.rounds
+    with tempfile.TemporaryDirectory() as folder:
+        turns = asyncio.run(turn_costs(Path(folder), sizes, rounds, progress))
+        stored = growth_file.bytes_of_turns(Path(folder), 200 if options.short else 5_000, progress)
+        moved = growth_file.ledger_moves(Path(folder), 20_000 if options.short else 1_000_000, progress)
+    least, most = turns[0], turns[-1]
+    bound = growth_file.FILE_BYTES_MAX + growth_file.WAL_BYTES_MAX
+    return Result(
+        measure="growth",
+        configuration={"class": "DR/duckdb in one process", "rounds": rounds, "turns": stored["turns"]},
+        figures={"turn": turns, "bytes": stored, "ledger": moved},
+        targets=(
+            Target(
+                what=f"warm turn at {most['records']:,} records, times that at {least['records']:,}",
+                value=most["warm_turn_ratio"],
+                bound=RATIO_MAX,
+            ),
+            Target(what="bytes in the store a byte of content", value=stored["ratio"], bound=BYTES_RATIO_MAX),
+            Target(
+                what=f"bytes of file and WAL at most, over {moved['transitions']:,} ledger transitions",
+                value=moved["file_bytes_most"] + moved["wal_bytes_most"],
+                bound=bound,
+            ),
+        ),
+    )
+
+
+def answer(request: ModelRequest) -> str:
     return "a" * 300
 
 
-AGENT = Agent(name="support", model=FunctionModel(answer), compaction=Compaction())
+AGENT = Agent(name=history.AGENT, model=FunctionModel(answer), compaction=Compaction())
+
+
+class Size:
+    """A store with one conversation of that many records, and what was measured on it."""
+
+    def __init__(self, folder: Path, records: int) -> None:
+        self._path = folder / f"{records}.duckdb"
+        store = DuckDBStore(self._path)
+        self.records = history.grow(store, CONVERSATION, records)
+        store.close()
+        self.first_ms = 0.0
+        self.stats: dict[str, Any] = {}
+        self.activations: list[float] = []
+        self.colds: list[float] = []
+        self.warms: list[float] = []
+
+    async def begin(self) -> None:
+        """The first turn finds no checkpoint, and leaves one."""
+        self.first_ms = await self._fresh(lambda host: timed(turn(host)))
+
+    async def round(self) -> None:
+        self.activations.append(await self._fresh(lambda host: timed(look_for_work(host))))
+        await self._fresh(self._cold_and_warm)
+
+    async def _cold_and_warm(self, host: LaneHost) -> None:
+        self.colds.append(await timed(turn(host)))
+        self.stats = host.stats()
+        self.warms.append(statistics.median([await timed(turn(host)) for _ in range(WARM_TURNS)]))
+
+    async def _fresh(self, work: Callable[[LaneHost], Awaitable[_T]]) -> _T:
+        """Run `work` on a host and a store that have just been opened."""
+        store = DuckDBStore(self._path)
+        store.lookup("nobody")  # the first read of a file is slower, whatever it reads
+        link = LocalLink(store)
+        host = LaneHost(link, Registry([AGENT]), LaneSettings())
+        await host.start()
+        try:
+            return await work(host)
+        finally:
+            await host.close()
+            link.close()
+
+    def figures(self) -> dict[str, Any]:
+        if self.stats.get("checkpoint_loaded") != 1 or self.stats.get("checkpoint_rejected"):
+            raise NotDone(f"no checkpoint was used: {self.stats}")
+        return {
+            "records": self.records,
+            "activation_ms": round(statistics.median(self.activations), 2),
+            "cold_turn_ms": round(statistics.median(self.colds), 2),
+            "warm_turn_ms": round(statistics.median(self.warms), 2),
+            "warm_turn_spread_ms": spread(self.warms, 2),
+            "without_checkpoint_ms": round(self.first_ms, 2),
+            "records_read": self.stats["records_read"],
+            "bytes_read": self.stats["log_bytes_read"] + self.stats["checkpoint_bytes_read"],
+        }
+
+
+async def turn_costs(folder: Path, sizes: tuple[int, ...], rounds: int, progress: Progress) -> list[dict[str, Any]]:
+    """Each round measures every size, so that what the machine does meanwhile is the same for all."""
+    stores = [Size(folder, records) for records in sizes]
+    for store in stores:
+        await store.begin()
+    for number in range(rounds):
+        progress("turns at each size", number, rounds)
+        for store in stores:
+            await store.round()
+    progress("turns at each size", rounds, rounds)
+    found = [store.figures() for store in stores]
+    for row in found:
+        for name in ("activation", "cold_turn", "warm_turn"):
+            row[f"{name}_ratio"] = round(row[f"{name}_ms"] / found[0][f"{name}_ms"], 2)
+    return found
 
 
 async def turn(host: LaneHost) -> None:
@@ -56,31 +155,18 @@ async def turn(host: LaneHost) -> None:
         extra=None,
         limits=DEFAULT_LIMITS,
     )
-    receipt = await host.submit(NAME, admission)
-    settlement = await host.settlement(NAME, receipt.submission_id, 60)
-    assert settlement is not None
-    assert settlement.outcome == "completed", settlement
+    receipt = await host.submit(CONVERSATION, admission)
+    settlement = await host.settlement(CONVERSATION, receipt.submission_id, 60)
+    if settlement is None or settlement.outcome != "completed":
+        raise NotDone(f"a turn did not complete: {settlement}")
 
 
 async def look_for_work(host: LaneHost) -> None:
     """Activate the lane, and wait until it has found that nothing is owed."""
-    await host.activate([NAME])
-    lane = host._lanes[NAME]
+    await host.activate([CONVERSATION])
+    lane = host._lanes[CONVERSATION]  # pyright: ignore[reportPrivateUsage]
     while not lane.quiet:
         await lane.feed.changed(60, lane.feed.version)
-
-
-async def fresh(path: Path, work: Callable[[LaneHost], Awaitable[Any]]) -> Any:
-    """Run `work` on a host and a store that have just been opened."""
-    store = DuckDBStore(path)
-    store.lookup("nobody")  # the first read of a file is slower, whatever it reads
-    host = LaneHost(LocalLink(store), Registry([AGENT]), LaneSettings())
-    await host.start()
-    try:
-        return await work(host)
-    finally:
-        await host.close()
-        host._link.close()
 
 
 async def timed(work: Awaitable[Any]) -> float:
@@ -88,62 +174,3 @@ async def timed(work: Awaitable[Any]) -> float:
     began = time.perf_counter()
     await work
     return (time.perf_counter() - began) * 1000
-
-
-async def measure(folder: Path, records: int, rounds: int) -> dict[str, Any]:
-    path = folder / f"{records}.duckdb"
-    store = DuckDBStore(path)
-    written = grow(store, NAME, records)
-    store.close()
-    first_ms = await fresh(path, lambda host: timed(turn(host)))
-    activations: list[float] = []
-    colds: list[float] = []
-    warms: list[float] = []
-
-    async def cold_and_warm(host: LaneHost) -> dict[str, Any]:
-        colds.append(await timed(turn(host)))
-        stats = host.stats()
-        warms.extend([await timed(turn(host)) for _ in range(5)])
-        return stats
-
-    stats: dict[str, Any] = {}
-    for _ in range(rounds):
-        activations.append(await fresh(path, lambda host: timed(look_for_work(host))))
-        stats = await fresh(path, cold_and_warm)
-    if stats.get("checkpoint_loaded") != 1 or stats.get("checkpoint_rejected"):
-        raise SystemExit(f"no checkpoint was used: {stats}")
-    return {
-        "records": written,
-        "activation_ms": round(statistics.median(activations), 2),
-        "cold_turn_ms": round(statistics.median(colds), 2),
-        "warm_turn_ms": round(statistics.median(warms), 2),
-        "without_checkpoint_ms": round(first_ms, 2),
-        "records_read": stats["records_read"],
-        "bytes_read": stats["log_bytes_read"] + stats["checkpoint_bytes_read"],
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000], help="records")
-    parser.add_argument("--rounds", type=int, default=15, help="processes that are measured for each size")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = [asyncio.run(measure(Path(folder), size, chosen.rounds)) for size in chosen.sizes]
-    for row in found:
-        for name in ("activation", "cold_turn", "warm_turn"):
-            row[f"{name}_ratio"] = round(row[f"{name}_ms"] / found[0][f"{name}_ms"], 2)
-    if chosen.json:
-        print(json.dumps({"class": "DR/duckdb in one process", "rounds": chosen.rounds, "sizes": found}))
-        return 0
-    print("   ".join(f"{name.replace('_', ' '):>16}" for name in found[0]))
-    for row in found:
-        print("   ".join(f"{value:>16,}" for value in row.values()))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,25 +1,19 @@
-"""Recovery time: from SIGKILL to the next useful step, for a process that hosts lanes and for the store.
+"""Recovery time: from SIGKILL to the next useful step, for a process that hosts lanes, for the store, for everything.
 
-    python benchmarks/recovery.py                          # 20 kills of each
-    python benchmarks/recovery.py --kills 5 --only store   # 5 kills of the store's process
-    python benchmarks/recovery.py --json
+actor     A process is killed while a model call of its lane is under way; its time ends when the next call of the same
+          turn, in another process and under a higher epoch, begins. Between two kills a spare process is up again, as
+          it is while nothing goes wrong.
+store     The store is killed and a submission is sent at once; its time ends with the receipt.
+cluster   Every process of a cluster with many open submissions is killed; see `recovery_cluster`.
 
-An actor is killed while a model call of its lane is under way; its time ends when the next call of the same turn, in
-another process and under a higher epoch, begins. The model writes both moments into a file. The store is killed and a
-submission is sent at once; its time ends with the receipt. All clocks are one: the monotonic clock of this machine.
-Between two kills of actors, a spare process is up again, as it is while nothing goes wrong. It fails loudly when a
-recovery was not what it should be, when the convergence check does not pass, or when a bound does not hold.
+The model writes the moment of each call into a file. All clocks are one: the monotonic clock of this machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,42 +21,66 @@ from pathlib import Path
 from typing import Any
 
 import laneway
-from laneway import Agent, FunctionModel, ModelRequest
-from laneway.cluster.executions import append_line, read_lines
+from laneway import Agent, FunctionModel
+
+from ..cluster.executions import read_lines
+from .gates import PATIENCE_S, Gated, until
+from .recovery_cluster import CONVERSATIONS, MOVING_BOUND_S, SUBMISSIONS, whole_cluster
+from .result import NotDone, Options, Progress, Result, Target
 
 ACTOR_BOUNDS_S = (0.5, 2.0)
 """Median and worst, for an actor."""
 STORE_BOUND_S = 5.0
 PEER_S = 12.0
 """The best time to resume after the loss of a worker that a comparable system has published."""
-PATIENCE_S = 60.0
 
 
-class Gated:
-    """A model's function: notes each call with the moment, then waits while the gate's file exists."""
+def measure(options: Options, progress: Progress) -> Result:
+    kills, store_kills = (5, 2) if options.short else (20, 20)
+    submissions, conversations = (200, 50) if options.short else (SUBMISSIONS, CONVERSATIONS)
+    actor, store = kills_of_processes(kills, store_kills, progress)
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = whole_cluster(Path(folder), submissions, conversations, progress)
+    return Result(
+        measure="recovery",
+        configuration={
+            "class": "DR/duckdb on Ray",
+            "kills_of_actors": kills,
+            "kills_of_the_store": store_kills,
+            "open_submissions": submissions,
+            "conversations": conversations,
+        },
+        figures={"actor": actor, "store": store, "cluster": cluster},
+        targets=(
+            Target(what="kill of an actor to the next model call, p50 s", value=actor["median_s"], bound=0.5),
+            Target(what="the same, worst s", value=actor["worst_s"], bound=ACTOR_BOUNDS_S[1]),
+            Target(what="kill of the store to the next receipt, worst s", value=store["worst_s"], bound=STORE_BOUND_S),
+            Target(
+                what=f"{submissions:,} open submissions after a whole-cluster kill, all moving, s",
+                value=cluster["all_moving_s"],
+                bound=MOVING_BOUND_S,
+            ),
+        ),
+    )
 
-    def __init__(self, calls: str, gate: str) -> None:
-        self._calls = calls
-        self._gate = gate
 
-    async def __call__(self, request: ModelRequest) -> str:
-        append_line(self._calls, {"run": request.run_id, "pid": os.getpid(), "at": time.monotonic()})
-        while self._closed():  # noqa: ASYNC110 (a file is what every process sees)
-            await asyncio.sleep(0.005)
-        return "done"
-
-    def _closed(self) -> bool:
-        return os.path.exists(self._gate)
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    """Wait until `holds` gives something, and return that."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{what}: not within {PATIENCE_S:.0f} s")
-        time.sleep(0.002)
-    return found
+def kills_of_processes(kills: int, store_kills: int, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Kill an actor `kills` times, then the store `store_kills` times."""
+    with tempfile.TemporaryDirectory() as folder:
+        calls, gate = Path(folder) / "calls.jsonl", Path(folder) / "gate"
+        agent = Agent(name="bench", model=FunctionModel(Gated(str(calls), str(gate)), name="gated"))
+        with laneway.start([agent], store=Path(folder) / "bench.duckdb") as runtime:
+            actors = _repeated(
+                "kills of actors", kills, progress, lambda number: kill_actor(runtime, calls, gate, number)
+            )
+            runtime.conversation("store").submit("Begin.").result(timeout=PATIENCE_S)
+            stores = _repeated("kills of the store", store_kills, progress, lambda number: kill_store(runtime, number))
+            report = runtime.verify(require_settled=True)
+    if not report.passed or report.outcomes != {"completed": kills + store_kills + 1}:
+        raise NotDone(f"{report.outcomes} after {kills + store_kills} kills: {report.problems[:3]}")
+    actor = figures(actors, {"bound_median_s": ACTOR_BOUNDS_S[0], "bound_worst_s": ACTOR_BOUNDS_S[1]})
+    actor |= {"peer_s": PEER_S, "times_faster": round(PEER_S / statistics.median(actors), 1)}
+    return actor, figures(stores, {"bound_worst_s": STORE_BOUND_S})
 
 
 def kill_actor(runtime: laneway.Runtime, calls: Path, gate: Path, number: int) -> float:
@@ -90,7 +108,7 @@ def kill_actor(runtime: laneway.Runtime, calls: Path, gate: Path, number: int) -
         and row.epoch == decided[0]["epoch"] > 1
     )
     if not proven:
-        raise SystemExit(f"the recovery was not what it should be: {settled} {made} {decided}")
+        raise NotDone(f"the recovery was not what it should be: {settled} {made} {decided}")
     return made[1]["at"] - began
 
 
@@ -103,11 +121,12 @@ def kill_store(runtime: laneway.Runtime, number: int) -> float:
     receipt = conversation.submit("Go on.", idempotency_key=f"store-{number}")
     seconds = time.monotonic() - began
     if receipt.result(timeout=PATIENCE_S).outcome != "completed" or runtime.describe().store_pid == pid:
-        raise SystemExit("the store was not started again")
+        raise NotDone("the store was not started again")
     return seconds
 
 
 def figures(times: list[float], bounds: dict[str, float]) -> dict[str, Any]:
+    """Median and worst of some times, beside their bounds."""
     median, worst = statistics.median(times), max(times)
     return {
         "kills": len(times),
@@ -119,67 +138,9 @@ def figures(times: list[float], bounds: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def measure(chosen: argparse.Namespace) -> dict[str, Any]:
-    result: dict[str, Any] = {"class": "DR/duckdb on Ray"}
-    with tempfile.TemporaryDirectory() as folder:
-        calls, gate = Path(folder) / "calls.jsonl", Path(folder) / "gate"
-        agent = Agent(name="bench", model=FunctionModel(Gated(str(calls), str(gate)), name="gated"))
-        with laneway.start([agent], store=Path(folder) / "bench.duckdb") as runtime:
-            if chosen.only != "store":
-                times = repeated("actor", chosen, lambda number: kill_actor(runtime, calls, gate, number))
-                bounds = {"bound_median_s": ACTOR_BOUNDS_S[0], "bound_worst_s": ACTOR_BOUNDS_S[1]}
-                result["actor"] = figures(times, bounds)
-                result["actor"] |= {"peer_s": PEER_S, "times_faster": round(PEER_S / statistics.median(times), 1)}
-            if chosen.only != "actor":
-                runtime.conversation("store").submit("Begin.").result(timeout=PATIENCE_S)
-                times = repeated("store", chosen, lambda number: kill_store(runtime, number))
-                result["store"] = figures(times, {"bound_worst_s": STORE_BOUND_S})
-            report = runtime.verify(require_settled=True)
-    result["converged"] = report.passed
-    result["passed"] = report.passed and all(
-        result[name]["within_bounds"] for name in ("actor", "store") if name in result
-    )
-    return result
-
-
-def repeated(what: str, chosen: argparse.Namespace, once: Callable[[int], float]) -> list[float]:
-    """The seconds of each kill; one line of progress each, on standard error."""
+def _repeated(what: str, kills: int, progress: Progress, once: Callable[[int], float]) -> list[float]:
     times: list[float] = []
-    for number in range(1, chosen.kills + 1):
+    for number in range(1, kills + 1):
         times.append(once(number))
-        if not chosen.json:
-            print(f"{what} {number}/{chosen.kills}: {times[-1]:.3f} s", file=sys.stderr, flush=True)
+        progress(what, number, kills)
     return times
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="kills of each kind (default: 20)")
-    parser.add_argument("--only", choices=("actor", "store"), help="kill only these")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    chosen = parser.parse_args()
-    if chosen.kills < 1:
-        parser.error("--kills must be 1 or more")
-    result = measure(chosen)
-    if chosen.json:
-        print(json.dumps(result))
-    else:
-        show(result)
-    return 0 if result["passed"] else 1
-
-
-def show(result: dict[str, Any]) -> None:
-    if found := result.get("actor"):
-        print(f"SIGKILL of an actor in mid-turn until the next model call, {found['kills']} kills:")
-        print(f"  median {found['median_s']:.3f} s   bound {found['bound_median_s']} s", end="")
-        print(f"   best published peer {found['peer_s']:.0f} s: {found['times_faster']:.0f} times faster")
-        print(f"  worst  {found['worst_s']:.3f} s   bound {found['bound_worst_s']} s")
-    if found := result.get("store"):
-        print(f"SIGKILL of the store until the next commit is accepted, {found['kills']} kills:")
-        print(f"  median {found['median_s']:.3f} s")
-        print(f"  worst  {found['worst_s']:.3f} s   bound {found['bound_worst_s']} s")
-    print("the convergence check passed" if result["converged"] else "THE CONVERGENCE CHECK DID NOT PASS")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -36,6 +36,7 @@ async def run_turns(
     turns: int,
     concurrency: int,
     done: Callable[[int], None] = lambda count: None,
+    input_of: Callable[[int], str] = lambda number: INPUT,
 ) -> list[float]:
     """Drive `turns` turns over the conversations, `concurrency` at a time; the seconds that each one took."""
     seconds: list[float] = []
@@ -44,7 +45,7 @@ async def run_turns(
     async def worker() -> None:
         for number in waiting:
             began = time.perf_counter()
-            receipt = await conversations[number % len(conversations)].asubmit(INPUT)
+            receipt = await conversations[number % len(conversations)].asubmit(input_of(number))
             settlement = await receipt.aresult(120)
             assert settlement.outcome == "completed", settlement
             seconds.append(time.perf_counter() - began)

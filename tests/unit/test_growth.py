@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lane_world import Process, Script, World, agent_of
-from long_conversations import grow
 
 from laneway.agents import Compaction
+from laneway.benchmarks.history import grow
 from laneway.storage import duckdb_reads
 from laneway.storage.duckdb_store import DuckDBStore
 
