@@ -2,11 +2,11 @@
 
 A program of its own (`python -m laneway.benchmarks.recovery_cluster`) starts a cluster, has all submissions accepted
 and all places taken by model calls that wait at a gate. Then every process of it gets SIGKILL. From the start of the
-new runtime, Ray's own start included:
+new runtime, on a Ray that has just come up (`ray_start_s`):
 
-places taken       as many conversations as there are places have begun a model call in the new processes, gate closed
-all moving         every conversation has begun one; the gate opens when the places are taken, since a conversation
-                   without a place can only begin when another one has ended
+all moving         as many conversations as there are places have begun a model call in the new processes, gate closed
+every one moved    every conversation has begun one; the gate opens when all are moving, since a conversation without a
+                   place can only begin when another one has ended
 all settled        every submission has its outcome
 """
 
@@ -63,24 +63,24 @@ def _recovered(
     gate, noted = folder / "gate", Noted(folder / "calls.jsonl")
     noted.more()
     places = told["places"]
-    first: dict[str, float] = {}
+    first: dict[str, tuple[float, int]] = {}
 
     def moving(count: int) -> bool:
         for line in noted.more():
             if line["pid"] in dead:
                 raise NotDone("a process of the dead cluster made a call")
-            first.setdefault(line["conversation"], line["at"])
+            first.setdefault(line["conversation"], (line["at"], line["pid"]))
         progress("conversations that move again", len(first), conversations)
         return len(first) >= count
 
-    began = time.monotonic()
+    ray_began = time.monotonic()
     release = connect_ray(None, None)
     try:
-        ray_up = time.monotonic()
+        began = time.monotonic()
         with laneway.start([gated_agent(folder)], store=folder / "cluster.duckdb") as runtime:
             runtime_up = time.monotonic()
             until(lambda: moving(places), "calls in all places", RECOVERED_S, 0.02)
-            taken = sorted(first.values())[places - 1]
+            active = sorted(first.values())[:places]
             gate.unlink()
             opened = time.monotonic()
             until(lambda: moving(conversations), "a call in every conversation", RECOVERED_S, 0.02)
@@ -92,20 +92,28 @@ def _recovered(
         release()
     if not report.passed or report.outcomes != {"completed": submissions} or recoveries < places:
         raise NotDone(f"{report.outcomes} of {submissions}, {recoveries} recoveries: {report.problems[:3]}")
-    moved = max(first.values())
     return {
         "open_submissions": submissions,
         "conversations": conversations,
         "places": places,
         "recoveries": recoveries,
-        "ray_up_s": round(ray_up - began, 2),
+        "ray_start_s": round(began - ray_began, 2),
         "runtime_up_s": round(runtime_up - began, 2),
-        "first_call_s": round(min(first.values()) - began, 2),
-        "places_taken_s": round(taken - began, 2),
-        "gate_opened_s": round(opened - began, 2),
-        "all_moving_s": round(moved - began, 2),
+        "first_call_s": round(active[0][0] - began, 2),
+        "all_moving_s": round(active[-1][0] - began, 2),
+        "every_one_moved_s": round(max(first.values())[0] - began, 2),
         "all_settled_s": round(settled - began, 2),
+        "settled_a_second": round(submissions / (settled - opened)),
+        "moving_by_process": by_process(active, began),
     }
+
+
+def by_process(active: list[tuple[float, int]], began: float) -> list[dict[str, float]]:
+    """How many conversations moved in each process, and when its first and its last one did; by that order."""
+    moments: dict[int, list[float]] = {}
+    for at, pid in active:
+        moments.setdefault(pid, []).append(round(at - began, 2))
+    return [{"moving": len(found), "first_s": found[0], "last_s": found[-1]} for found in moments.values()]
 
 
 def _open_now(runtime: laneway.Runtime) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laneway.benchmarks import growth_file, processes, recovery
+from laneway.benchmarks import growth_file, processes, recovery, recovery_cluster
 from laneway.benchmarks.contents import content_bytes, text
 from laneway.benchmarks.gates import Noted, until
 from laneway.benchmarks.history import RECORDS_A_SUBMISSION, grow
@@ -83,7 +83,6 @@ def test_a_family_of_processes_is_found_and_ended() -> None:
         processes.kill_all({parent.pid, child})
         parent.wait()
         until(lambda: not processes.lives(child), "the end of the child", 10)
-        processes.kill_all({child})  # harmless
     with pytest.raises((ProcessLookupError, FileNotFoundError)):
         processes.resident_bytes(parent.pid)
 
@@ -93,6 +92,11 @@ def test_times_of_kills_are_held_against_their_bounds() -> None:
     assert (found["kills"], found["median_s"], found["worst_s"], found["within_bounds"]) == (3, 0.3, 1.9, True)
     assert not recovery.figures([0.6], {"bound_median_s": 0.5, "bound_worst_s": 2.0})["within_bounds"]
     assert not recovery.figures([2.1], {"bound_worst_s": 2.0})["within_bounds"]
+
+
+def test_what_moves_is_told_by_process_in_the_order_of_their_first_calls() -> None:
+    found = recovery_cluster.by_process([(10.5, 7), (11.0, 8), (11.25, 7)], 10.0)
+    assert found == [{"moving": 2, "first_s": 0.5, "last_s": 1.25}, {"moving": 1, "first_s": 1.0, "last_s": 1.0}]
 
 
 def test_a_history_written_in_bulk_is_one_that_lanes_could_have_left(tmp_path: Path) -> None:
