@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
+import logging
 import os
 import pickle
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -24,7 +26,9 @@ FRAME_BYTES_MAX = 1 << 30
 _HELLO_BYTES_MAX = 64  # before the other side has proved that it knows the secret
 _NONCE_BYTES = 32
 _HELLO_S = 5.0
+_ANOTHER_TRY_S = 30.0  # a network that lets Ray through and no channel will not change soon
 _LENGTH = struct.Struct(">I")
+_log = logging.getLogger("laneway.channel")
 
 Handler = Callable[[str, tuple[Any, ...]], Awaitable[Any]]
 """Carries out one call: its method and its arguments."""
@@ -251,3 +255,43 @@ class Channel:
 
     def close(self) -> None:
         self._wire.end()
+
+
+Find = Callable[[], Awaitable[ChannelAddress]]
+"""Asks the other process, over Ray, where its channel is."""
+
+
+class Dialler:
+    """Keeps a channel to one process: made when it is needed, and again when it was lost."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._channel: Channel | None = None
+        self._not_before = 0.0
+        self._connecting = asyncio.Lock()
+
+    async def channel(self) -> Channel | None:
+        """The channel; None where it cannot be had now, and calls go over Ray. Raises: what `find` raises."""
+        if self._live is not None:
+            return self._live
+        async with self._connecting:
+            if self._live is not None:
+                return self._live
+            if time.monotonic() < self._not_before:
+                return None
+            address = await self._find()
+            try:
+                self._channel = await Channel.connect(address)
+            except ChannelLost as error:
+                _log.warning("calls go over Ray for %.0f s: %s", _ANOTHER_TRY_S, error)
+                self._not_before = time.monotonic() + _ANOTHER_TRY_S
+                return None
+            return self._channel
+
+    @property
+    def _live(self) -> Channel | None:
+        return None if self._channel is None or self._channel.lost else self._channel
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()

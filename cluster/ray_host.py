@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from typing import Any
 
-from ..actors.channel import Channel, ChannelAddress, ChannelLost
+from ..actors.channel import ChannelAddress, ChannelLost, Dialler
 from ..actors.decisions import Decision
 from ..actors.host import Poll
 from ..actors.lane.feed import Cursor
@@ -20,8 +18,6 @@ from ..storage.ledger import Receipt
 from .backend import HostGone
 
 ANSWER_S = 15.0  # longer than the store's restart; a process that is silent for longer has lost its lease
-_ANOTHER_TRY_S = 30.0  # a network that lets Ray through and no channel will not change soon
-_log = logging.getLogger("laneway.channel")
 
 
 class RayHost:
@@ -30,9 +26,7 @@ class RayHost:
     def __init__(self, name: str, handle: Any) -> None:
         self.name = name
         self.handle = handle
-        self._channel: Channel | None = None
-        self._connecting = asyncio.Lock()
-        self._not_before = 0.0
+        self._dialler = Dialler(self._find)
 
     async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
         return await self._ask(ANSWER_S, "submit", conversation_id, admission)
@@ -58,34 +52,18 @@ class RayHost:
         return await self._ask(ANSWER_S, "decide", conversation_id, decision)
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
+        self._dialler.close()
 
     async def _ask(self, within_s: float, method: str, *args: Any) -> Any:
         """Call the actor. One that is silent for `within_s` counts as gone: the call is repeated under the same ids."""
         try:
             async with asyncio.timeout(within_s):
-                channel = self._channel
-                if channel is None or channel.lost:
-                    channel = await self._connected()
+                channel = await self._dialler.channel()
                 if channel is None:
                     return answered(await getattr(self.handle, method).remote(*args))
                 return await channel.call(method, *args)
         except (TimeoutError, ChannelLost, *RAY_FAILURES) as error:
             raise HostGone(f"{self.name} does not answer: {type(error).__name__}") from error
 
-    async def _connected(self) -> Channel | None:
-        """The channel, made if there is none; None where it cannot be had now."""
-        async with self._connecting:
-            if self._channel is not None and not self._channel.lost:
-                return self._channel
-            if time.monotonic() < self._not_before:
-                return None
-            address: ChannelAddress = await self.handle.channel.remote()
-            try:
-                self._channel = await Channel.connect(address)
-            except ChannelLost as error:
-                _log.warning("calls go over Ray for %.0f s: %s", _ANOTHER_TRY_S, error)
-                self._not_before = time.monotonic() + _ANOTHER_TRY_S
-                return None
-            return self._channel
+    async def _find(self) -> ChannelAddress:
+        return await self.handle.channel.remote()
