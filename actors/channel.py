@@ -6,6 +6,7 @@ else be a call over Ray, whose cost is most of a turn's (docs/adr/0011-direct-ch
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import hmac
 import itertools
@@ -46,7 +47,7 @@ class ChannelLost(Exception):
     """The connection ended, or none could be made: a call that was under way may have been carried out."""
 
 
-class _Wire(asyncio.Protocol):
+class _Wire(asyncio.Protocol, abc.ABC):
     """Frames over one connection, encrypted by nobody and authenticated by both sides: a challenge each."""
 
     def __init__(self, secret: bytes, *, serving: bool) -> None:
@@ -64,11 +65,13 @@ class _Wire(asyncio.Protocol):
 
     # --- what the sides differ in ------------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def received(self, frame: bytes) -> None:
-        raise NotImplementedError
+        """A frame from the other side, which is known."""
 
+    @abc.abstractmethod
     def lost(self) -> None:
-        return
+        """The connection ended."""
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

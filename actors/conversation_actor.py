@@ -12,17 +12,10 @@ import ray
 
 from ..agents.authority import Act
 from ..agents.registry import Registry
-from ..storage.commands import AbortAnswer, Decided, Moved
-from ..storage.contract import Quarantine
 from ..storage.ids import derive_id, new_id
-from ..storage.ledger import Receipt
 from .channel import ChannelAddress, ChannelServer
-from .decisions import Decision
-from .host import LaneHost, Poll
-from .lane.feed import Cursor
+from .host import LaneHost
 from .lane.settings import LaneSettings
-from .lane.values import Admission, Settlement
-from .operations import Operation
 from .quiet import quiet_process
 from .ray_calls import actor_class, answering, from_pickle, kept_agents, node_address, node_id, store_link
 
@@ -42,7 +35,7 @@ CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
     "operate": LaneHost.operate,
     "decide": LaneHost.decide,
 }
-"""What a channel carries: the calls of a runtime's clients."""
+"""What a runtime's clients may call, over a channel or over Ray."""
 
 
 class ConversationActor:
@@ -91,34 +84,9 @@ class ConversationActor:
         return await CALLS[method](self._host, *args)
 
     @answering
-    async def submit(self, conversation_id: str, admission: Admission) -> Receipt:
-        return await self._host.submit(conversation_id, admission)
-
-    @answering
-    async def steer(self, conversation_id: str, admission: Admission) -> Receipt:
-        return await self._host.steer(conversation_id, admission)
-
-    @answering
-    async def settlement(self, conversation_id: str, submission_id: str, timeout_s: float) -> Settlement | None:
-        return await self._host.settlement(conversation_id, submission_id, timeout_s)
-
-    @answering
-    async def poll(self, conversation_id: str, cursor: Cursor, timeout_s: float) -> Poll:
-        return await self._host.poll(conversation_id, cursor, timeout_s)
-
-    @answering
-    async def abort(
-        self, conversation_id: str, submission_id: str, abort_id: str, author: str, reason: str
-    ) -> AbortAnswer:
-        return await self._host.abort(conversation_id, submission_id, abort_id, author, reason)
-
-    @answering
-    async def operate(self, conversation_id: str, operation: Operation) -> Receipt | Quarantine | None:
-        return await self._host.operate(conversation_id, operation)
-
-    @answering
-    async def decide(self, conversation_id: str, decision: Decision) -> Decided | Moved:
-        return await self._host.decide(conversation_id, decision)
+    async def call(self, method: str, *args: Any) -> Any:
+        """One of `CALLS`, for whom no channel can be had."""
+        return await self._carry_out(method, args)
 
     @answering
     async def activate(self, conversation_ids: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..storage.commands import Accepted, Answer, Unit
 from ..storage.errors import NotFound, StoreUnavailable
-from ..storage.sharding import BY_SUBMISSION, merged, shard_asked, shard_of
+from ..storage.sharding import BY_SUBMISSION, merged, places_by_shard, shard_asked, shard_of
 from .store_client import StoreClient, StoreLink
 
 _log = logging.getLogger("laneway.store")
@@ -30,12 +30,12 @@ class ShardedLink:
         self._under_way: dict[int, Future[Any]] = {}
 
     async def commit(self, units: list[Unit]) -> list[Answer]:
-        groups: dict[int, list[Unit]] = {}
-        for unit in units:
-            groups.setdefault(shard_of(unit.conversation_id, len(self.links)), []).append(unit)
-        found = await asyncio.gather(*(self.links[index].commit(group) for index, group in groups.items()))
-        answers = {index: iter(theirs) for index, theirs in zip(groups, found, strict=True)}
-        return [next(answers[shard_of(unit.conversation_id, len(self.links))]) for unit in units]
+        places = places_by_shard(units, len(self.links))
+        calls = (self.links[index].commit([units[place] for place in theirs]) for index, theirs in places.items())
+        answers: dict[int, Answer] = {}
+        for theirs, found in zip(places.values(), await asyncio.gather(*calls), strict=True):
+            answers.update(zip(theirs, found, strict=True))
+        return [answers[place] for place in range(len(units))]
 
     async def call(self, method: str, *args: Any) -> Any:
         """Every shard that is concerned is asked, whatever another one answers."""

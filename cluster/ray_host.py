@@ -60,7 +60,7 @@ class RayHost:
             async with asyncio.timeout(within_s):
                 channel = await self._dialler.channel()
                 if channel is None:
-                    return answered(await getattr(self.handle, method).remote(*args))
+                    return answered(await self.handle.call.remote(method, *args))
                 return await channel.call(method, *args)
         except (TimeoutError, ChannelLost, *RAY_FAILURES) as error:
             raise HostGone(f"{self.name} does not answer: {type(error).__name__}") from error

@@ -23,11 +23,8 @@ class ShardedStore:
         self._stores = tuple(stores)
 
     def commit(self, units: Sequence[Unit]) -> list[Answer]:
-        places: dict[int, list[int]] = {}
-        for place, unit in enumerate(units):
-            places.setdefault(sharding.shard_of(unit.conversation_id, len(self._stores)), []).append(place)
         answers: dict[int, Answer] = {}
-        for index, theirs in places.items():
+        for index, theirs in sharding.places_by_shard(units, len(self._stores)).items():
             answers.update(zip(theirs, self._stores[index].commit([units[place] for place in theirs]), strict=True))
         return [answers[place] for place in range(len(units))]
 

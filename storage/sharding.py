@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from .commands import Unit
 from .contract import DeadLetter, Quarantine, ScanPage, StoreInfo, Table
 from .errors import InvalidInput
 from .ledger import Row
@@ -62,6 +63,14 @@ def shard_of(conversation_id: str, shards: int) -> int:
         return 0
     digest = hashlib.sha256(conversation_id.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) % shards
+
+
+def places_by_shard(units: Sequence[Unit], shards: int) -> dict[int, list[int]]:
+    """Where in `units` those of each shard stand that is concerned."""
+    found: dict[int, list[int]] = {}
+    for place, unit in enumerate(units):
+        found.setdefault(shard_of(unit.conversation_id, shards), []).append(place)
+    return found
 
 
 def shard_asked(method: str, args: Sequence[Any], shards: int) -> int | None:
