@@ -12,6 +12,7 @@ import pytest
 from cluster_agents import noted, until
 
 import laneway
+from laneway.actors.channel import Channel, ChannelAddress, ChannelLost
 
 
 @pytest.fixture(scope="module", params=["memory", "duckdb", "ray"])
@@ -217,3 +218,23 @@ def test_receipts_are_found_again(runtime: laneway.Runtime, name: str) -> None:
     receipt = runtime.conversation(name).submit("hello")
     found: Callable[[], laneway.Settlement] = lambda: runtime.receipt(receipt.submission_id).result(timeout=30)  # noqa: E731
     assert found() == receipt.result(timeout=30)
+
+
+def test_without_channels_a_client_s_calls_go_over_ray(
+    start: Callable[..., laneway.Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that lets Ray through and nothing else: the same answers and the same errors."""
+
+    async def no_channel(address: ChannelAddress) -> Channel:
+        raise ChannelLost("no way through")
+
+    monkeypatch.setattr(Channel, "connect", no_channel)
+    conversation = start().conversation("c")
+    receipt = conversation.submit("look shoes", idempotency_key="m1")
+    assert receipt.result(timeout=30).outcome == "completed"
+    with pytest.raises(laneway.AdmissionConflict):
+        conversation.submit("look hats", idempotency_key="m1")
+    with pytest.raises(laneway.Refused) as settled:
+        receipt.abort()
+    assert settled.value.code == "already_settled"
+    assert [event.type for event in conversation.events(provisional=False)][-1] == "submission_settled"
