@@ -20,7 +20,7 @@ from laneway import Agent, FunctionModel, ModelRequest
 
 from .gates import until
 from .result import NotDone, Options, Progress, Result, Target, milliseconds, percentile, spread
-from .turns import INPUT, run_turns, turn_agent
+from .turns import INPUT, all_settled, run_turns, turn_agent
 
 LANES = 100
 RATIO_MAX = 1.2
@@ -64,16 +64,13 @@ def measure(options: Options, progress: Progress) -> Result:
                     raise NotDone(f"the long queue had {left[-1]} of {queued} rows left: it did not work all the time")
                 until(lambda name=busy.id: not _open_rows(runtime, name), "the end of the queue", DRAINED_S, 0.1)
             progress("rounds alone and beside a long queue", rounds, rounds)
-            report = runtime.verify(require_settled=True)
-    settled = 2 * LANES + rounds * (2 * LANES * turns + queued)
-    if not report.passed or report.outcomes != {"completed": settled}:
-        raise NotDone(f"{report.outcomes} of {settled} turns: {report.problems[:3]}")
+            all_settled(runtime, 2 * LANES + rounds * (2 * LANES * turns + queued))
     alone_ms, beside_ms = [[_p99_ms(one) for one in many] for many in (alone, beside)]
     ratio = round(statistics.median(beside_ms) / statistics.median(alone_ms), 3)
     return Result(
         measure="fairness",
         configuration={
-            "class": "DR/duckdb in one process" if options.local else "DR/duckdb on Ray",
+            "class": options.deployment,
             "lanes": LANES,
             "turns_a_lane_and_round": turns,
             "queued_rows": queued,

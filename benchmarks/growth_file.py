@@ -18,7 +18,7 @@ from ..storage.records import AnyRecord, decode_records
 from ..storage.values import encode
 from .contents import content_bytes, input_of, talking_agent
 from .result import NotDone, Progress
-from .turns import run_turns
+from .turns import all_settled, run_turns
 
 TURNS_A_CONVERSATION = 25
 CONCURRENCY = 64
@@ -38,9 +38,7 @@ def bytes_of_turns(folder: Path, turns: int, progress: Progress) -> dict[str, An
         conversations = [runtime.conversation(name) for name in names]
         asyncio.run(run_turns(conversations, turns, CONCURRENCY, lambda count: progress(what, count, turns), input_of))
         wal_bytes = wal.stat().st_size if wal.exists() else 0
-        report = runtime.verify(require_settled=True)
-    if not report.passed or report.outcomes != {"completed": turns}:
-        raise NotDone(f"{report.outcomes} of {turns} turns: {report.problems[:3]}")
+        report = all_settled(runtime, turns)
     return {"turns": turns, "records": report.records, "wal_bytes_before": wal_bytes, **stored_bytes(path)}
 
 

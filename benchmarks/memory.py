@@ -20,7 +20,7 @@ import laneway
 
 from .processes import all_resident_bytes, resident_bytes
 from .result import NotDone, Options, Progress, Result, Target
-from .turns import run_turns, turn_agent
+from .turns import all_settled, run_turns, turn_agent
 
 LANES = 10_000
 TRACED = 2_000
@@ -58,7 +58,7 @@ def measure(options: Options, progress: Progress) -> Result:
     return Result(
         measure="memory",
         configuration={
-            "class": "DR/duckdb in one process" if options.local else "DR/duckdb on Ray",
+            "class": options.deployment,
             "lanes": lanes,
             "turns_a_lane": 1,
             "max_actors": 1,
@@ -123,9 +123,7 @@ def _check(runtime: laneway.Runtime, lanes: int, turns: int, pid: int) -> None:
     (actor,) = runtime.describe().actors
     if actor.pid != pid or actor.stats["lanes"] != lanes + WARMING or actor.stats.get("passivated"):
         raise NotDone(f"not all lanes are resident: {actor}")
-    report = runtime.verify(require_settled=True)
-    if not report.passed or report.outcomes != {"completed": turns + 4 * WARMING}:
-        raise NotDone(f"{report.outcomes} of {turns} turns: {report.problems[:3]}")
+    all_settled(runtime, turns + 4 * WARMING)
 
 
 # --- the fresh process -----------------------------------------------------------------------------------------------

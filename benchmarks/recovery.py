@@ -27,6 +27,7 @@ from ..cluster.executions import read_lines
 from .gates import PATIENCE_S, Gated, until
 from .recovery_cluster import CONVERSATIONS, MOVING_BOUND_S, SUBMISSIONS, whole_cluster
 from .result import NotDone, Options, Progress, Result, Target
+from .turns import all_settled
 
 ACTOR_BOUNDS_S = (0.5, 2.0)
 """Median and worst, for an actor."""
@@ -75,9 +76,7 @@ def kills_of_processes(kills: int, store_kills: int, progress: Progress) -> tupl
             )
             runtime.conversation("store").submit("Begin.").result(timeout=PATIENCE_S)
             stores = _repeated("kills of the store", store_kills, progress, lambda number: kill_store(runtime, number))
-            report = runtime.verify(require_settled=True)
-    if not report.passed or report.outcomes != {"completed": kills + store_kills + 1}:
-        raise NotDone(f"{report.outcomes} after {kills + store_kills} kills: {report.problems[:3]}")
+            all_settled(runtime, kills + store_kills + 1)
     actor = figures(actors, {"bound_median_s": ACTOR_BOUNDS_S[0], "bound_worst_s": ACTOR_BOUNDS_S[1]})
     actor |= {"peer_s": PEER_S, "times_faster": round(PEER_S / statistics.median(actors), 1)}
     return actor, figures(stores, {"bound_worst_s": STORE_BOUND_S})

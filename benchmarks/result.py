@@ -21,6 +21,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replay: str | None = None
     """A file of recorded conversations, for the replay workload."""
 
+    @property
+    def deployment(self) -> str:
+        """Where the measured runtime is, as results name it."""
+        return "DR/duckdb in one process" if self.local else "DR/duckdb on Ray"
+
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """A figure and its bound. `at_most` says that less is better."""

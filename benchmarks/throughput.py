@@ -18,40 +18,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import laneway
-from laneway import Agent, FunctionModel, ModelRequest, tool
-
-
-@tool(effect="idempotent")
-async def look_up(item: str) -> str:
-    """Answers at once with 200 bytes."""
-    return "r" * 200
-
-
-def answer(request: ModelRequest) -> Any:
-    if request.messages[-1]["role"] == "tool":
-        return "a" * 300
-    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"item": "x"}'}}
-    return {"role": "assistant", "content": "m" * 300, "tool_calls": [call]}
-
-
-async def run_turns(runtime: laneway.Runtime, turns: int, conversations: int, concurrency: int) -> list[float]:
-    """Drive `turns` turns over the conversations, `concurrency` at a time; the seconds that each one took."""
-    latencies: list[float] = []
-    waiting = iter(range(turns))
-
-    async def worker() -> None:
-        for number in waiting:
-            began = time.perf_counter()
-            receipt = await runtime.conversation(f"bench-{number % conversations}").asubmit("Where is my order?")
-            settlement = await receipt.aresult(120)
-            assert settlement.outcome == "completed", settlement
-            latencies.append(time.perf_counter() - began)
-
-    await asyncio.gather(*(worker() for _ in range(min(concurrency, turns))))
-    return latencies
+from laneway.benchmarks.result import NotDone
+from laneway.benchmarks.turns import all_settled, run_turns, turn_agent
 
 
 def main() -> int:
@@ -65,22 +35,23 @@ def main() -> int:
     parser.add_argument("--local", action="store_true", help="one process, without Ray")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parser.parse_args()
-    agent = Agent(name="bench", model=FunctionModel(answer), tools=[look_up])
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "bench.duckdb"
         launch = laneway.local if chosen.local else laneway.start
-        with launch([agent], store=store, lanes_per_actor=chosen.lanes_per_actor) as runtime:
+        with launch(turn_agent(), store=store, lanes_per_actor=chosen.lanes_per_actor) as runtime:
+            conversations = [runtime.conversation(f"bench-{number}") for number in range(chosen.conversations)]
             warm = min(chosen.conversations, chosen.turns)
-            asyncio.run(run_turns(runtime, warm, chosen.conversations, chosen.concurrency))
+            asyncio.run(run_turns(conversations, warm, chosen.concurrency))
             before = runtime.describe().store
             began = time.perf_counter()
-            latencies = asyncio.run(run_turns(runtime, chosen.turns, chosen.conversations, chosen.concurrency))
+            latencies = asyncio.run(run_turns(conversations, chosen.turns, chosen.concurrency))
             seconds = time.perf_counter() - began
             after = runtime.describe().store
-            report = runtime.verify(require_settled=True)
-    if not report.passed or report.outcomes != {"completed": warm + chosen.turns}:
-        print(f"the work was not done: {report.outcomes} {report.problems[:3]}", file=sys.stderr)
-        return 1
+            try:
+                all_settled(runtime, warm + chosen.turns)
+            except NotDone as error:
+                print(f"the work was not done: {error}", file=sys.stderr)
+                return 1
     latencies.sort()
     result = {
         "class": "DR/duckdb" + (" in one process" if chosen.local else " on Ray"),

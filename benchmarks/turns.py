@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from laneway import Agent, FunctionModel, ModelRequest, tool
-from laneway.cluster.runtime import Conversation
+
+from ..cluster.runtime import Conversation, Runtime
+from ..recovery.convergence import Report
+from .result import NotDone
 
 INPUT = "Where is my order?"
 
@@ -29,6 +32,14 @@ def answer(request: ModelRequest) -> Any:
 
 def turn_agent() -> Agent:
     return Agent(name="bench", model=FunctionModel(answer), tools=[look_up])
+
+
+def all_settled(runtime: Runtime, submissions: int) -> Report:
+    """See that just so many submissions are in the store, all completed, and that it converges. Raises: NotDone."""
+    report = runtime.verify(require_settled=True)
+    if not report.passed or report.outcomes != {"completed": submissions}:
+        raise NotDone(f"{report.outcomes} of {submissions} submissions: {report.problems[:3]}")
+    return report
 
 
 async def run_turns(

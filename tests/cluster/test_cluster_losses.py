@@ -18,36 +18,12 @@ from cluster_agents import noted, until
 from tool_recordings import recordings
 
 import laneway
+from laneway.benchmarks.processes import family, kill_all, lives
 from laneway.cluster.chaos import ChaosPlan, Kind
 from laneway.cluster.ray_chaos import Chaos
 
 Start = Callable[..., laneway.Runtime]
 SUPPORT = Path(__file__).parent.parent / "support"
-
-
-def family(pid: int) -> set[int]:
-    """The process and all that descend from it and live."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue  # it has ended meanwhile
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(path.parent.name))
-    found, waiting = {pid}, [pid]
-    while waiting:
-        more = children.get(waiting.pop(), [])
-        found.update(more)
-        waiting.extend(more)
-    return found
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -64,9 +40,7 @@ def victim(store: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, list[
     try:
         yield process, json.loads(process.stdout.readline())
     finally:
-        for pid in family(process.pid):
-            if lives(pid):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(family(process.pid))
         process.wait()
         process.stdin.close()
         process.stdout.close()
